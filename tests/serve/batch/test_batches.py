@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from serving import in_process
 from waiting import HUNG_SECONDS
 from windlass.core.request import Delta, Request
 from windlass.formats.disk.atomic import write_atomically
+from windlass.serve.api_key import ApiKey
 from windlass.serve.batch.batches import BatchStore, new_batch
 from windlass.serve.batch.endpoints import form_fields
 from windlass.serve.batch.files import FileStore
@@ -83,7 +85,7 @@ def test_a_server_started_again_goes_on(tmp_path: Path) -> None:
     files = FileStore(tmp_path, write_atomically)
     store = BatchStore(files)
     file = files.put("", "in.jsonl", "batch", lines(line(0), line(1)))
-    batch = new_batch("", 0, CHAT, file.id, 2, None)
+    batch = new_batch("", CHAT, file.id, 2, None)
     store.save(batch)
     before = {"id": "x", "custom_id": "c0", "response": {"status_code": 200, "body": {"earlier": True}}, "error": None}
     store.partial(batch).write_bytes(json.dumps(before).encode() + b'\n{"custom_id": "c1", "resp')
@@ -200,7 +202,7 @@ def test_a_line_that_fails_inside_the_server_stops_no_other(tmp_path: Path, dept
 
     files = FileStore(tmp_path, write_atomically)
     file = files.put("", "in.jsonl", "batch", bad.encode() + lines(good))
-    batch = new_batch("", 0, responses, file.id, 2, None)
+    batch = new_batch("", responses, file.id, 2, None)
     BatchStore(files).save(batch)
 
     async def test(http: httpx.AsyncClient) -> None:
@@ -250,3 +252,50 @@ def test_an_unforeseen_error_is_the_result_of_its_line(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert client.closed
+
+
+def bearer(key: str) -> dict[str, Any]:
+    return {"headers": {"Authorization": f"Bearer {key}"}}
+
+
+def test_a_key_that_is_removed_leaves_its_files_to_nobody(tmp_path: Path) -> None:
+    found: list[str] = []
+
+    async def before(http: httpx.AsyncClient) -> None:
+        found.append(await uploaded(http, lines(line(0)), **bearer("alpha")))
+
+    async def after(http: httpx.AsyncClient) -> None:
+        assert (await http.get(f"/v1/files/{found[0]}/content", **bearer("beta"))).status_code == 404
+        assert (await http.get("/v1/files", **bearer("beta"))).json()["data"] == []
+
+    served(tmp_path, before, api_keys=("alpha", "beta"))
+    served(tmp_path, after, api_keys=("beta",))
+
+
+@pytest.mark.parametrize(
+    ("keys", "status"),
+    [
+        ((ApiKey(name="b", key="beta"), ApiKey(name="a", key="alpha")), 200),
+        ((ApiKey(name="b", key="beta"),), 401),
+        ((ApiKey(name="a", key="alpha", expires=datetime(2020, 1, 1, tzinfo=UTC)),), 401),
+        ((), 401),
+    ],
+)
+def test_a_batch_runs_as_its_owner(tmp_path: Path, keys: tuple[ApiKey, ...], status: int) -> None:
+    """The server was stopped and has other keys now."""
+    files = FileStore(tmp_path, write_atomically)
+    store = BatchStore(files)
+    batch = new_batch("a", CHAT, files.put("a", "in.jsonl", "batch", lines(line(0))).id, 1, None)
+    store.save(batch)
+
+    async def run() -> None:
+        async with in_process(FakeClient(), files_folder=str(tmp_path), api_keys=keys) as (_, service):
+            async with asyncio.timeout(HUNG_SECONDS):
+                while (done := store.get("a", batch.id)) is None or done.status == "in_progress":
+                    await asyncio.sleep(0.01)
+            id = done.output_file_id if status == 200 else done.error_file_id
+            assert json.loads(files.data(id).read_bytes())["response"]["status_code"] == status
+            charged = {key.name: service.metrics.key_requests.labels(key.name)._value.get() for key in keys}
+            assert charged == {key.name: float(status == 200 and key.name == "a") for key in keys}
+
+    asyncio.run(run())

@@ -30,7 +30,7 @@ class BatchLine(Frozen):
 class Batch(Frozen):
     id: str
     owner: str
-    key: int
+    """The name of a key; empty: without keys."""
     endpoint: str
     input_file_id: str
     output_file_id: str
@@ -66,11 +66,10 @@ class Batch(Frozen):
         }
 
 
-def new_batch(owner: str, key: int, endpoint: str, file_id: str, total: int, metadata: dict[str, str] | None) -> Batch:
+def new_batch(owner: str, endpoint: str, file_id: str, total: int, metadata: dict[str, str] | None) -> Batch:
     return Batch(
         id=new_id("batch"),
         owner=owner,
-        key=key,
         endpoint=endpoint,
         input_file_id=file_id,
         output_file_id=new_id("file"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ from windlass.serve.api.caller import Caller
 from windlass.serve.backend.merge import merge_streams
 from windlass.serve.batch.batches import Batch, BatchLine, BatchStore, read_lines
 from windlass.serve.batch.files import FileStore
-from windlass.serve.http.errors import to_api_error
+from windlass.serve.http.errors import key_expired, to_api_error, unauthorized
 from windlass.serve.monitor.log import error_location
 from windlass.serve.service import Service
 from windlass.wire.schema.errors import ApiError, renamed
@@ -111,11 +112,11 @@ class BatchRunner:
     async def _answer(self, batch: Batch, line: BatchLine) -> Any:
         if line.url != batch.endpoint:
             raise ApiError(f"url is not the batch's endpoint {batch.endpoint}", param="url")
-        service, job = self._service, None
+        service, job, key = self._service, None, self._key(batch.owner)
         try:
-            job = self._endpoints[line.url](service, bytes(line.body), Caller(batch.key, SHARE))
+            job = self._endpoints[line.url](service, bytes(line.body), Caller(key, SHARE))
             with service.admitted(len(job.requests), SHARE, is_timed=False):
-                return await self._generate(job, batch)
+                return await self._generate(job, key)
         except ApiError:
             raise
         except Unavailable:
@@ -123,14 +124,26 @@ class BatchRunner:
         except Error as error:
             raise renamed(service.api_error(error, job.body if job else None), job.params if job else {}) from None
 
-    async def _generate(self, job: GenerationJob, batch: Batch) -> Any:
+    def _key(self, owner: str) -> int:
+        """The number of its key now: keys may have been added or removed since."""
+        keys = self._service.keys
+        if not owner and not keys:
+            return 0
+        number = next((number for number, key in enumerate(keys, 1) if key.name == owner), None)
+        if number is None:
+            raise unauthorized()
+        if keys[number - 1].is_expired(datetime.now(UTC)):
+            raise key_expired()
+        return number
+
+    async def _generate(self, job: GenerationJob, key: int) -> Any:
         choices: list[list[Delta]] = [[] for _ in job.requests]
         async with aclosing(merge_streams(self._service.client, job.requests)) as arriving:
             async for arrived in arriving:
                 for index, delta in arrived:
                     choices[index].append(delta)
         usages: list[Usage] = [deltas[-1].usage for deltas in choices if deltas[-1].usage is not None]
-        self._service.charge(batch.key, usages)
+        self._service.charge(key, usages)
         return msgspec.json.decode((await job.writer()).whole(choices))
 
     async def _room(self) -> None:
