@@ -299,3 +299,25 @@ def test_a_batch_runs_as_its_owner(tmp_path: Path, keys: tuple[ApiKey, ...], sta
             assert charged == {key.name: float(status == 200 and key.name == "a") for key in keys}
 
     asyncio.run(run())
+
+
+def test_a_shutdown_drops_no_line(tmp_path: Path) -> None:
+    ids: list[str] = []
+
+    async def run() -> None:
+        client = FakeClient(hold_after=0)
+        async with in_process(client, files_folder=str(tmp_path), drain_seconds=0.01) as (http, service):
+            ids.append(await started(http, lines(line(0), line(1))))
+            async with asyncio.timeout(HUNG_SECONDS):
+                while client.running < 2:
+                    await asyncio.sleep(0.01)
+                await service.drain()
+                while len(service.in_flight):
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        assert (await ended(http, ids[0]))["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+
+    asyncio.run(run())
+    served(tmp_path, test)

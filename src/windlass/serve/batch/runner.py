@@ -73,7 +73,8 @@ class BatchRunner:
 
     async def _work(self, batch: Batch) -> None:
         done = {line["custom_id"] for line in self._store.results(batch)}
-        todo = [line for line in read_lines(self._files.data(batch.input_file_id)) if line.custom_id not in done]
+        lines = read_lines(self._files.data(batch.input_file_id))
+        todo = [line for line in lines if line.custom_id not in done]
         self._store.drop_half_line(batch)
         slots = asyncio.Semaphore(AT_ONCE)
 
@@ -89,9 +90,14 @@ class BatchRunner:
                     if batch.id in self._cancelled:
                         break
                     tasks.create_task(self._one(batch, line, write)).add_done_callback(lambda _: slots.release())
-        status = "cancelled" if batch.id in self._cancelled else "completed"
+        is_cancelled = batch.id in self._cancelled
+        if not is_cancelled and len(self._store.results(batch)) < len(
+            lines
+        ):  # a shutdown has cancelled lines: the next start goes on
+            await asyncio.sleep(WAIT_SECONDS)
+            return
         self._cancelled.discard(batch.id)
-        self._store.finish(batch, status)
+        self._store.finish(batch, "cancelled" if is_cancelled else "completed")
 
     async def _one(self, batch: Batch, line: BatchLine, write: Callable[[bytes], None]) -> None:
         while batch.id not in self._cancelled:
