@@ -321,3 +321,28 @@ def test_a_shutdown_drops_no_line(tmp_path: Path) -> None:
 
     asyncio.run(run())
     served(tmp_path, test)
+
+
+def test_the_limit_of_a_key_holds_for_its_batches_and_for_no_other(tmp_path: Path) -> None:
+    keys = (ApiKey(name="a", key="alpha", requests_per_minute=2), ApiKey(name="b", key="beta"))
+    client = FakeClient()
+
+    async def test(http: httpx.AsyncClient) -> None:
+        limited = await started(http, lines(*(line(number) for number in range(8))), **bearer("alpha"))
+        other = await started(http, lines(*(line(number) for number in range(8))), **bearer("beta"))
+        assert (await ended(http, other, **bearer("beta")))["request_counts"]["completed"] == 8
+        shown = (await http.get(f"/v1/batches/{limited}", **bearer("alpha"))).json()
+        assert shown["status"] == "in_progress" and shown["request_counts"]["completed"] == 2
+        assert len(client.requests) == 10
+        await http.post(f"/v1/batches/{limited}/cancel", **bearer("alpha"))
+        assert (await ended(http, limited, **bearer("alpha")))["status"] == "cancelled"
+
+    served(tmp_path, test, client, api_keys=keys)
+
+
+def test_batches_of_one_owner_are_worked_off_in_turn(tmp_path: Path) -> None:
+    async def test(http: httpx.AsyncClient) -> None:
+        ids = [await started(http, lines(line(0), line(1))) for _ in range(5)]
+        assert {(await ended(http, id))["status"] for id in ids} == {"completed"}
+
+    served(tmp_path, test)

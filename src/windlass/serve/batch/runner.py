@@ -1,5 +1,5 @@
-"""Works off batches, one after another, a few requests at a time, and only while the engine has room: batches are cheap because others
-come first. They have a share of the engine of their own."""
+"""Works off batches, of each owner one after another, a few requests at a time, and only while the engine has room: batches are cheap
+because others come first. They have a share of the engine of their own. Limits of a key hold for its batches too."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from windlass.serve.service import Service
 from windlass.wire.schema.errors import ApiError, renamed
 
 AT_ONCE = 4
+"""Requests of all batches, and those of each batch that wait."""
 WAIT_SECONDS = 0.25
 SHARE = "batches"
 MAX_DEPTH = 256
@@ -37,6 +38,8 @@ class BatchRunner:
         self._service, self._files, self._store, self._endpoints = service, files, store, endpoints
         self._new = asyncio.Event()
         self._cancelled: set[str] = set()
+        self._busy_owners: set[str] = set()
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
     def wake(self) -> None:
         self._new.set()
@@ -46,13 +49,14 @@ class BatchRunner:
         self._new.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            waiting = [batch for batch in self._store.all() if batch.status == "in_progress"]
-            for batch in waiting:
-                await self._work_or_fail(batch)
-            self._new.clear()
-            if not waiting:
+        """Until cancelled. Owners do not wait for each other: one may have used up its limit for the day."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._new.clear()
+                for batch in self._store.all():
+                    if batch.status == "in_progress" and batch.owner not in self._busy_owners:
+                        self._busy_owners.add(batch.owner)
+                        tasks.create_task(self._work_or_fail(batch))
                 await self._new.wait()
 
     async def _work_or_fail(self, batch: Batch) -> None:
@@ -64,6 +68,9 @@ class BatchRunner:
             with suppress(Exception):
                 self._store.save(msgspec.structs.replace(batch, status="failed"))
             await asyncio.sleep(WAIT_SECONDS)
+        finally:
+            self._busy_owners.discard(batch.owner)
+            self._new.set()
 
     def _log_error(self, what: str, error: Exception) -> None:
         """Without its message, which may quote a request."""
@@ -100,10 +107,15 @@ class BatchRunner:
         self._store.finish(batch, "cancelled" if is_cancelled else "completed")
 
     async def _one(self, batch: Batch, line: BatchLine, write: Callable[[bytes], None]) -> None:
+        is_counted = False
         while batch.id not in self._cancelled:
             await self._room()
             try:
-                result = _result(line, 200, await self._answer(batch, line), None)
+                if not is_counted:  # once, however often the engine is full
+                    self._service.check_quota(self._key(batch.owner))
+                    is_counted = True
+                async with self._slots:
+                    result = _result(line, 200, await self._answer(batch, line), None)
             except ApiError as refusal:
                 if refusal.status in (429, 503):  # not this request's fault
                     await asyncio.sleep(WAIT_SECONDS)
