@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -346,3 +347,35 @@ def test_batches_of_one_owner_are_worked_off_in_turn(tmp_path: Path) -> None:
         assert {(await ended(http, id))["status"] for id in ids} == {"completed"}
 
     served(tmp_path, test)
+
+
+class CrashingClient(FakeClient):
+    """One prompt ends the engine's process, and with it all answers."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(seconds=0.001)
+        self.times = times
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        deltas = super().generate(request)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if request.max_tokens == 3 and self.times:
+                    self.times -= 1
+                    self.crash()
+                yield delta
+
+
+@pytest.mark.parametrize(("times", "failed"), [(1, 0), (1000, 1)])
+def test_a_line_that_ends_the_engine_twice_fails_alone(tmp_path: Path, times: int, failed: int) -> None:
+    client = CrashingClient(times)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        batch = await ended(http, await started(http, lines(*(line(number) for number in range(8)))))
+        assert batch["request_counts"] == {"total": 8, "completed": 8 - failed, "failed": failed}
+        if failed:
+            [found] = map(json.loads, (await http.get(f"/v1/files/{batch['error_file_id']}/content")).text.splitlines())
+            assert found["custom_id"] == "c2" and found["response"]["status_code"] == 500
+
+    served(tmp_path, test, client)
+    assert client.starts == min(times, 2) + 1

@@ -150,7 +150,7 @@ class BatchStore:
     def _read(self, id: str) -> Batch | None:
         try:
             return msgspec.json.decode(self._path(id).read_bytes(), type=Batch)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def _path(self, id: str) -> Path:

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-from windlass.core.client import Unavailable
+from windlass.core.client import Busy, Unavailable
 from windlass.core.request import Delta, Usage
 from windlass.errors import Error
 from windlass.serve.api.adapters import GenerationJob, MakeJob
@@ -20,7 +20,7 @@ from windlass.serve.api.caller import Caller
 from windlass.serve.backend.merge import merge_streams
 from windlass.serve.batch.batches import Batch, BatchLine, BatchStore, read_lines
 from windlass.serve.batch.files import FileStore
-from windlass.serve.http.errors import key_expired, to_api_error, unauthorized
+from windlass.serve.http.errors import generation_failed, key_expired, to_api_error, unauthorized
 from windlass.serve.monitor.log import error_location
 from windlass.serve.service import Service
 from windlass.wire.schema.errors import ApiError, renamed
@@ -28,6 +28,8 @@ from windlass.wire.schema.errors import ApiError, renamed
 AT_ONCE = 4
 """Requests of all batches, and those of each batch that wait."""
 WAIT_SECONDS = 0.25
+MAX_ENGINE_FAILURES = 2
+"""While one line ran; then it is taken for the cause."""
 SHARE = "batches"
 MAX_DEPTH = 256
 """By which a result may be nested further: it is read again below other calls, and all of them share Python's recursion limit."""
@@ -40,6 +42,7 @@ class BatchRunner:
         self._cancelled: set[str] = set()
         self._busy_owners: set[str] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._suspect = asyncio.Lock()
 
     def wake(self) -> None:
         self._new.set()
@@ -107,15 +110,23 @@ class BatchRunner:
         self._store.finish(batch, "cancelled" if is_cancelled else "completed")
 
     async def _one(self, batch: Batch, line: BatchLine, write: Callable[[bytes], None]) -> None:
-        is_counted = False
+        is_counted, num_failures = False, 0
         while batch.id not in self._cancelled:
             await self._room()
             try:
                 if not is_counted:  # once, however often the engine is full
                     self._service.check_quota(self._key(batch.owner))
                     is_counted = True
-                async with self._slots:
+                # Lines during which the engine failed are tried again one at a time: the cause must not take others with it twice.
+                async with self._suspect if num_failures else self._slots:
                     result = _result(line, 200, await self._answer(batch, line), None)
+            except Unavailable as error:
+                num_failures += not isinstance(error, Busy)
+                if num_failures < MAX_ENGINE_FAILURES:
+                    await self._engine_again()
+                    continue
+                self._service.supervisor.check_now()
+                result = _refused(line, generation_failed())
             except ApiError as refusal:
                 if refusal.status in (429, 503):  # not this request's fault
                     await asyncio.sleep(WAIT_SECONDS)
@@ -127,6 +138,14 @@ class BatchRunner:
             write(result)
             return
 
+    async def _engine_again(self) -> None:
+        """Until it has answered a probe: an engine that stays away for a while is no line's fault."""
+        supervisor = self._service.supervisor
+        last = supervisor.info
+        supervisor.check_now()
+        while supervisor.info is last:
+            await asyncio.sleep(WAIT_SECONDS)
+
     async def _answer(self, batch: Batch, line: BatchLine) -> Any:
         if line.url != batch.endpoint:
             raise ApiError(f"url is not the batch's endpoint {batch.endpoint}", param="url")
@@ -135,10 +154,8 @@ class BatchRunner:
             job = self._endpoints[line.url](service, bytes(line.body), Caller(key, SHARE))
             with service.admitted(len(job.requests), SHARE, is_timed=False):
                 return await self._generate(job, key)
-        except ApiError:
+        except (ApiError, Unavailable):
             raise
-        except Unavailable:
-            raise ApiError("unavailable", status=503) from None
         except Error as error:
             raise renamed(service.api_error(error, job.body if job else None), job.params if job else {}) from None
 
