@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import msgspec
@@ -78,7 +78,7 @@ class BatchRunner:
     def _log_error(self, what: str, error: Exception) -> None:
         """Without its message, which may quote a request."""
         while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
+            error = cast("ExceptionGroup[Exception]", error).exceptions[0]
         self._service.log.line(f"{what}: {type(error).__name__} in {error_location(error)}")
 
     async def _work(self, batch: Batch) -> None:
@@ -101,9 +101,8 @@ class BatchRunner:
                         break
                     tasks.create_task(self._one(batch, line, write)).add_done_callback(lambda _: slots.release())
         is_cancelled = batch.id in self._cancelled
-        if not is_cancelled and len(self._store.results(batch)) < len(
-            lines
-        ):  # a shutdown has cancelled lines: the next start goes on
+        is_whole = len(self._store.results(batch)) >= len(lines)
+        if not is_whole and not is_cancelled:  # a shutdown has cancelled lines: the next start goes on
             await asyncio.sleep(WAIT_SECONDS)
             return
         self._cancelled.discard(batch.id)
@@ -120,8 +119,11 @@ class BatchRunner:
                 # Lines during which the engine failed are tried again one at a time: the cause must not take others with it twice.
                 async with self._suspect if num_failures else self._slots:
                     result = _result(line, 200, await self._answer(batch, line), None)
-            except Unavailable as error:
-                num_failures += not isinstance(error, Busy)
+            except Busy:
+                await asyncio.sleep(WAIT_SECONDS)
+                continue
+            except Unavailable:
+                num_failures += 1
                 if num_failures < MAX_ENGINE_FAILURES:
                     await self._engine_again()
                     continue
