@@ -380,3 +380,13 @@ def test_a_line_that_ends_the_engine_twice_fails_alone(tmp_path: Path, times: in
 
     served(tmp_path, test, client)
     assert client.starts == min(times, 2) + 1
+
+
+def test_batches_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    store = BatchStore(FileStore(tmp_path, write_atomically))
+    batch = new_batch("a", CHAT, "file-" + "0" * 32, 1, None)
+    store.save(batch)
+    path = tmp_path / f"{batch.id}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "key": 2}))
+    found = store.get("a", batch.id)
+    assert found is not None and found.body == batch.body

@@ -42,6 +42,8 @@ class Batch(Frozen):
     failed: int = 0
     ended_at: int | None = None
     metadata: dict[str, str] | None = None
+    key: int = 0
+    """Not used: batches of earlier versions have the position of their owner's key, which is found by name now."""
 
     @property
     def body(self) -> dict[str, Any]:
