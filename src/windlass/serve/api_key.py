@@ -14,6 +14,7 @@ from windlass.errors import BadInput
 MAX_KEY_CHARACTERS = 4096
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 
 def check_secret(key: str) -> None:
@@ -47,6 +48,8 @@ class ApiKey(Frozen, dict=True):
             check_secret(self.key)
         elif _HASH.fullmatch(self.sha256) is None:
             raise BadInput(f"API key {self.name}: sha256 should have 64 hexadecimal digits in lower case")
+        elif self.sha256 == _OF_NOTHING:  # which a request without a key would match
+            raise BadInput(f"API key {self.name}: sha256 is that of an empty text; give that of a key")
         for field in ("requests_per_minute", "tokens_per_minute", "tokens_per_day"):
             if (limit := getattr(self, field)) is not None and limit < 1:
                 raise BadInput(f"API key {self.name}: {field} is {limit}; it should be at least 1")
@@ -66,8 +69,16 @@ class ApiKey(Frozen, dict=True):
 
 
 def named_keys(keys: tuple[Any, ...]) -> tuple[ApiKey, ...]:
-    """Plain keys, which may do everything, are named by their number."""
-    return tuple(
-        key if isinstance(key, ApiKey) else ApiKey(name=f"key-{number}", key=key, role="admin")
-        for number, key in enumerate(keys, 1)
-    )
+    """Plain keys, which may do everything, are named by a digest: a name owns files and batches, so it must stay with its key when
+    others are added or removed."""
+    named = tuple(key if isinstance(key, ApiKey) else ApiKey(name=_plain_name(key), key=key, role="admin") for key in keys)
+    names: dict[bytes, str] = {}
+    for key in named:
+        if key.digest in names:
+            raise BadInput(f"the API keys {names[key.digest]} and {key.name} are the same key; give each its own key")
+        names[key.digest] = key.name
+    return named
+
+
+def _plain_name(key: str) -> str:
+    return f"key-{hashlib.sha256(key.encode()).hexdigest()[:12]}"

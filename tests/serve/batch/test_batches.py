@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from fake import FakeClient
 from serving import in_process
 
 from waiting import HUNG_SECONDS
+from windlass.core.request import Delta, Request
 from windlass.formats.disk.atomic import write_atomically
+from windlass.serve.api_key import ApiKey
 from windlass.serve.batch.batches import BatchStore, new_batch
 from windlass.serve.batch.endpoints import form_fields
 from windlass.serve.batch.files import FileStore
@@ -82,7 +86,7 @@ def test_a_server_started_again_goes_on(tmp_path: Path) -> None:
     files = FileStore(tmp_path, write_atomically)
     store = BatchStore(files)
     file = files.put("", "in.jsonl", "batch", lines(line(0), line(1)))
-    batch = new_batch("", 0, CHAT, file.id, 2, None)
+    batch = new_batch("", CHAT, file.id, 2, None)
     store.save(batch)
     before = {"id": "x", "custom_id": "c0", "response": {"status_code": 200, "body": {"earlier": True}}, "error": None}
     store.partial(batch).write_bytes(json.dumps(before).encode() + b'\n{"custom_id": "c1", "resp')
@@ -184,3 +188,211 @@ def test_parts_are_taken_as_they_are_and_not_looked_into() -> None:
     inner = b"Content-Type: multipart/mixed; boundary=y\r\n\r\n--y\r\nContent-Type: message/rfc822\r\n\r\n" * 200
     body = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f.jsonl"\r\n\r\n' + inner + b"\r\n--x--\r\n"
     assert form_fields("multipart/form-data; boundary=x", body) == {"file": ("f.jsonl", inner)}
+
+
+async def started(http: httpx.AsyncClient, data: bytes, endpoint: str = CHAT, **options: Any) -> str:
+    file = await uploaded(http, data, **options)
+    body = {"input_file_id": file, "endpoint": endpoint, "completion_window": "24h"}
+    answer = await http.post("/v1/batches", json=body, **options)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["id"]
+
+
+@pytest.mark.parametrize("depth", [700, 900, 940])
+def test_a_line_that_fails_inside_the_server_stops_no_other(tmp_path: Path, depth: int) -> None:
+    """Tools are repeated in the answer, which is nested deeper than the request."""
+    responses = "/v1/responses"
+    tool = json.dumps({"type": "function", "name": "f", "parameters": "NESTED"})
+    tool = tool.replace('"NESTED"', '{"a":' * depth + "{}" + "}" * depth)
+    good = {"custom_id": "good", "method": "POST", "url": responses, "body": {"input": "Hello"}}
+    bad = f'{{"custom_id": "bad", "method": "POST", "url": "{responses}", "body": {{"input": "Hello", "tools": [{tool}]}}}}\n'
+
+    files = FileStore(tmp_path, write_atomically)
+    file = files.put("", "in.jsonl", "batch", bad.encode() + lines(good))
+    batch = new_batch("", responses, file.id, 2, None)
+    BatchStore(files).save(batch)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        first = await ended(http, batch.id)
+        counts = first["request_counts"]
+        # How much of the recursion limit the test's own calls take differs: the file may be unreadable as a whole at the greatest depth.
+        assert counts["completed"] + counts["failed"] == 2 or (first["status"] == "failed" and depth > 900)
+        assert (await ended(http, await started(http, lines(line(0)))))["request_counts"]["completed"] == 1
+
+    client = FakeClient()
+    served(tmp_path, test, client)
+    assert client.closed
+
+
+def test_a_disk_that_is_full_fails_the_batch_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(http: httpx.AsyncClient) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(BatchStore, "partial", lambda *_: Path("/dev/full"))
+            patched.setattr(BatchStore, "results", lambda *_: [])
+            patched.setattr(BatchStore, "drop_half_line", lambda *_: None)
+            assert (await ended(http, await started(http, lines(line(0), line(1)))))["status"] == "failed"
+        assert (await ended(http, await started(http, lines(line(0)))))["status"] == "completed"
+
+    served(tmp_path, test)
+
+
+class FailingClient(FakeClient):
+    """One prompt is more than it can take."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        if request.max_tokens == 3:
+            raise ZeroDivisionError("secret")
+        async for delta in super().generate(request):
+            yield delta
+
+
+def test_an_unforeseen_error_is_the_result_of_its_line(tmp_path: Path) -> None:
+    client = FailingClient()
+
+    async def run() -> None:
+        async with in_process(client, files_folder=str(tmp_path)) as (http, service):
+            batch = await ended(http, await started(http, lines(*(line(number) for number in range(6)))))
+            assert batch["request_counts"] == {"total": 6, "completed": 5, "failed": 1}
+            [failed] = map(json.loads, (await http.get(f"/v1/files/{batch['error_file_id']}/content")).text.splitlines())
+            assert failed["custom_id"] == "c2" and failed["response"]["status_code"] == 500 and "secret" not in str(failed)
+            logged = [text for text in service.log.lines if "ZeroDivisionError" in text]  # type: ignore[attr-defined]
+            assert len(logged) == 1 and "secret" not in logged[0]
+
+    asyncio.run(run())
+    assert client.closed
+
+
+def bearer(key: str) -> dict[str, Any]:
+    return {"headers": {"Authorization": f"Bearer {key}"}}
+
+
+def test_a_key_that_is_removed_leaves_its_files_to_nobody(tmp_path: Path) -> None:
+    found: list[str] = []
+
+    async def before(http: httpx.AsyncClient) -> None:
+        found.append(await uploaded(http, lines(line(0)), **bearer("alpha")))
+
+    async def after(http: httpx.AsyncClient) -> None:
+        assert (await http.get(f"/v1/files/{found[0]}/content", **bearer("beta"))).status_code == 404
+        assert (await http.get("/v1/files", **bearer("beta"))).json()["data"] == []
+
+    served(tmp_path, before, api_keys=("alpha", "beta"))
+    served(tmp_path, after, api_keys=("beta",))
+
+
+@pytest.mark.parametrize(
+    ("keys", "status"),
+    [
+        ((ApiKey(name="b", key="beta"), ApiKey(name="a", key="alpha")), 200),
+        ((ApiKey(name="b", key="beta"),), 401),
+        ((ApiKey(name="a", key="alpha", expires=datetime(2020, 1, 1, tzinfo=UTC)),), 401),
+        ((), 401),
+    ],
+)
+def test_a_batch_runs_as_its_owner(tmp_path: Path, keys: tuple[ApiKey, ...], status: int) -> None:
+    """The server was stopped and has other keys now."""
+    files = FileStore(tmp_path, write_atomically)
+    store = BatchStore(files)
+    batch = new_batch("a", CHAT, files.put("a", "in.jsonl", "batch", lines(line(0))).id, 1, None)
+    store.save(batch)
+
+    async def run() -> None:
+        async with in_process(FakeClient(), files_folder=str(tmp_path), api_keys=keys) as (_, service):
+            async with asyncio.timeout(HUNG_SECONDS):
+                while (done := store.get("a", batch.id)) is None or done.status == "in_progress":
+                    await asyncio.sleep(0.01)
+            id = done.output_file_id if status == 200 else done.error_file_id
+            assert json.loads(files.data(id).read_bytes())["response"]["status_code"] == status
+            charged = {key.name: service.metrics.key_requests.labels(key.name)._value.get() for key in keys}
+            assert charged == {key.name: float(status == 200 and key.name == "a") for key in keys}
+
+    asyncio.run(run())
+
+
+def test_a_shutdown_drops_no_line(tmp_path: Path) -> None:
+    ids: list[str] = []
+
+    async def run() -> None:
+        client = FakeClient(hold_after=0)
+        async with in_process(client, files_folder=str(tmp_path), drain_seconds=0.01) as (http, service):
+            ids.append(await started(http, lines(line(0), line(1))))
+            async with asyncio.timeout(HUNG_SECONDS):
+                while client.running < 2:
+                    await asyncio.sleep(0.01)
+                await service.drain()
+                while len(service.in_flight):
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        assert (await ended(http, ids[0]))["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+
+    asyncio.run(run())
+    served(tmp_path, test)
+
+
+def test_the_limit_of_a_key_holds_for_its_batches_and_for_no_other(tmp_path: Path) -> None:
+    keys = (ApiKey(name="a", key="alpha", requests_per_minute=2), ApiKey(name="b", key="beta"))
+    client = FakeClient()
+
+    async def test(http: httpx.AsyncClient) -> None:
+        limited = await started(http, lines(*(line(number) for number in range(8))), **bearer("alpha"))
+        other = await started(http, lines(*(line(number) for number in range(8))), **bearer("beta"))
+        assert (await ended(http, other, **bearer("beta")))["request_counts"]["completed"] == 8
+        shown = (await http.get(f"/v1/batches/{limited}", **bearer("alpha"))).json()
+        assert shown["status"] == "in_progress" and shown["request_counts"]["completed"] == 2
+        assert len(client.requests) == 10
+        await http.post(f"/v1/batches/{limited}/cancel", **bearer("alpha"))
+        assert (await ended(http, limited, **bearer("alpha")))["status"] == "cancelled"
+
+    served(tmp_path, test, client, api_keys=keys)
+
+
+def test_batches_of_one_owner_are_worked_off_in_turn(tmp_path: Path) -> None:
+    async def test(http: httpx.AsyncClient) -> None:
+        ids = [await started(http, lines(line(0), line(1))) for _ in range(5)]
+        assert {(await ended(http, id))["status"] for id in ids} == {"completed"}
+
+    served(tmp_path, test)
+
+
+class CrashingClient(FakeClient):
+    """One prompt ends the engine's process, and with it all answers."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(seconds=0.001)
+        self.times = times
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        deltas = super().generate(request)
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if request.max_tokens == 3 and self.times:
+                    self.times -= 1
+                    self.crash()
+                yield delta
+
+
+@pytest.mark.parametrize(("times", "failed"), [(1, 0), (1000, 1)])
+def test_a_line_that_ends_the_engine_twice_fails_alone(tmp_path: Path, times: int, failed: int) -> None:
+    client = CrashingClient(times)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        batch = await ended(http, await started(http, lines(*(line(number) for number in range(8)))))
+        assert batch["request_counts"] == {"total": 8, "completed": 8 - failed, "failed": failed}
+        if failed:
+            [found] = map(json.loads, (await http.get(f"/v1/files/{batch['error_file_id']}/content")).text.splitlines())
+            assert found["custom_id"] == "c2" and found["response"]["status_code"] == 500
+
+    served(tmp_path, test, client)
+    assert client.starts == min(times, 2) + 1
+
+
+def test_batches_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    store = BatchStore(FileStore(tmp_path, write_atomically))
+    batch = new_batch("a", CHAT, "file-" + "0" * 32, 1, None)
+    store.save(batch)
+    path = tmp_path / f"{batch.id}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "key": 2}))
+    found = store.get("a", batch.id)
+    assert found is not None and found.body == batch.body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import BadInput
-from windlass.serve.api_key import ApiKey
+from windlass.serve.api_key import ApiKey, named_keys
 from windlass.serve.http.api_keys import key_number, read_keys
 from windlass.serve.settings import ServerSettings
 
@@ -147,3 +148,28 @@ def test_a_wrong_file_is_one_line_without_the_key(tmp_path: Path, text: str, mes
 def test_two_keys_of_one_name_are_refused() -> None:
     with pytest.raises(BadInput, match="two API keys are named a"):
         ServerSettings(api_keys=(ApiKey(name="a", key="x"), ApiKey(name="a", key="y")))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (ApiKey(name="a", key="x"), ApiKey(name="b", key="x")),
+        (ApiKey(name="a", key="x"), ApiKey(name="b", sha256=hashlib.sha256(b"x").hexdigest())),
+        ("x", ApiKey(name="b", key="x")),
+    ],
+)
+def test_two_names_of_one_key_are_refused(keys: tuple[ApiKey | str, ...]) -> None:
+    with pytest.raises(BadInput, match="are the same key"):
+        ServerSettings(api_keys=keys)
+
+
+def test_the_hash_of_no_key_is_refused() -> None:
+    """A request without a key would match it."""
+    with pytest.raises(BadInput, match="empty text"):
+        ApiKey(name="a", sha256=hashlib.sha256(b"").hexdigest())
+
+
+def test_the_name_of_a_plain_key_does_not_depend_on_the_others() -> None:
+    [_, beta], [alone] = named_keys(("alpha", "beta")), named_keys(("beta",))
+    assert beta.name == alone.name != named_keys(("alpha",))[0].name
+    assert "beta" not in beta.name

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from windlass.core.request import Delta, Request, Usage
@@ -86,6 +87,7 @@ class _Generation:
         self._timers = [SequenceTimer(service.metrics, arrived) for _ in job.requests]
         self._ends: dict[int, Delta] = {}
         self._so_far: dict[int, Usage] = {}
+        self._num_tokens = [0] * len(job.requests)
         self._has_calls = False
         self._started = False
         self._starting: asyncio.Future[None] | None = None
@@ -175,6 +177,7 @@ class _Generation:
         ended = 0
         for index, delta in batch:
             self._timers[index].observe(delta)
+            self._num_tokens[index] += len(delta.token_ids)
             if delta.usage is not None:
                 self._so_far[index] = delta.usage
             if delta.tool_calls:
@@ -211,7 +214,15 @@ class _Generation:
     def _usages(self) -> list[Usage]:
         """What was used: of answers that ended, as the engine counted; of others, what arrived."""
         ended = {index: delta.usage for index, delta in self._ends.items() if delta.usage is not None}
-        return list((self._so_far | ended).values())
+        unended = {
+            index: self._arrived(index) for index, number in enumerate(self._num_tokens) if number or index in self._so_far
+        }
+        return list((unended | ended).values())
+
+    def _arrived(self, index: int) -> Usage:
+        """A client may say at the beginning how long the prompt is, and only at the end how long the output is."""
+        said, number = self._so_far.get(index, Usage(prompt_tokens=0, completion_tokens=0)), self._num_tokens[index]
+        return msgspec.structs.replace(said, completion_tokens=max(said.completion_tokens, number))
 
     def _details(self) -> str:
         usages = [delta.usage for delta in self._ends.values() if delta.usage is not None]

@@ -30,7 +30,7 @@ class BatchLine(Frozen):
 class Batch(Frozen):
     id: str
     owner: str
-    key: int
+    """The name of a key; empty: without keys."""
     endpoint: str
     input_file_id: str
     output_file_id: str
@@ -42,6 +42,8 @@ class Batch(Frozen):
     failed: int = 0
     ended_at: int | None = None
     metadata: dict[str, str] | None = None
+    key: int = 0
+    """Not used: batches of earlier versions have the position of their owner's key, which is found by name now."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -66,11 +68,10 @@ class Batch(Frozen):
         }
 
 
-def new_batch(owner: str, key: int, endpoint: str, file_id: str, total: int, metadata: dict[str, str] | None) -> Batch:
+def new_batch(owner: str, endpoint: str, file_id: str, total: int, metadata: dict[str, str] | None) -> Batch:
     return Batch(
         id=new_id("batch"),
         owner=owner,
-        key=key,
         endpoint=endpoint,
         input_file_id=file_id,
         output_file_id=new_id("file"),
@@ -89,7 +90,7 @@ def read_lines(path: Path) -> list[BatchLine]:
             continue
         try:
             found.append(msgspec.json.decode(line, type=BatchLine))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise ValueError(f"line {number} is not a request with custom_id, method POST, url and body") from None
     return found
 
@@ -151,7 +152,7 @@ class BatchStore:
     def _read(self, id: str) -> Batch | None:
         try:
             return msgspec.json.decode(self._path(id).read_bytes(), type=Batch)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def _path(self, id: str) -> Path:

@@ -151,7 +151,7 @@ async def create(service: Service, scope: Scope, receive: Receive, send: Send) -
         raise ApiError(
             f"{MAX_OPEN} batches are unfinished; wait for one", code="rate_limit_exceeded", status=429
         ).with_retry_after(60)
-    batch = new_batch(owner, caller_of(scope).key, body.endpoint, file.id, len(lines), body.metadata)
+    batch = new_batch(owner, body.endpoint, file.id, len(lines), body.metadata)
     batching.batches.save(batch)
     batching.runner.wake()
     await send_json(send, batch.body)
