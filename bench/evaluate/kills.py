@@ -21,23 +21,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parents[1] / "tests" / "cli" / "eval")]
 
-from answering import AnsweringServer  # noqa: E402
+from answering import AnsweringServer, write_task  # noqa: E402
 
 CONCURRENCY = 8
-
-
-def write_task(folder: Path, count: int) -> Path:
-    (folder / "sums.jsonl").write_text("\n".join(json.dumps({"a": n, "b": 7, "sum": n + 7}) for n in range(count)))
-    lines = [
-        'name = "sums"',
-        'category = "math"',
-        'source.file = "sums.jsonl"',
-        'prompt.chat = "{a} + {b} ="',
-        'answer = "{sum}"',
-        'grader = "number"',
-    ]
-    (folder / "sums.toml").write_text("\n".join(lines))
-    return folder / "sums.toml"
 
 
 def start(url: str, tasks: str, folder: Path) -> subprocess.Popen[bytes]:

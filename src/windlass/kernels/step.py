@@ -49,10 +49,6 @@ class Step:
         lengths = self.lengths if self.host_lengths is None else self.host_lengths
         return starts.tolist(), lengths.tolist()
 
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return int((self.lengths if self.host_lengths is None else self.host_lengths).max())
-
     def part(self, first: int, last: int) -> Step:
         """Sequences first..last alone, without logits. For steps without padding."""
         starts, _ = self.sizes()

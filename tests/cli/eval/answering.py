@@ -12,7 +12,23 @@ import threading
 import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Self
+
+
+def write_task(folder: Path, count: int) -> Path:
+    """A task of one's own: sums of two numbers, six lines."""
+    (folder / "sums.jsonl").write_text("\n".join(json.dumps({"a": n, "b": 7, "sum": n + 7}) for n in range(count)))
+    lines = [
+        'name = "sums"',
+        'category = "math"',
+        'source.file = "sums.jsonl"',
+        'prompt.chat = "{a} + {b} ="',
+        'answer = "{sum}"',
+        'grader = "number"',
+    ]
+    (folder / "sums.toml").write_text("\n".join(lines))
+    return folder / "sums.toml"
 
 
 class _Server(ThreadingHTTPServer):

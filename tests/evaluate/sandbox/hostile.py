@@ -18,7 +18,7 @@ PROGRAMS: dict[str, str] = {
     "sleep": "import time\ntime.sleep(10**6)" + WRONG,
     "huge answer": "def answer(x):\n    return 'x' * 10**8",
     "network": "import socket\ndef answer(x):\n    return len(socket.create_connection(('127.0.0.1', 80), 1).recv(10))",
-    "reading files": "def answer(x):\n    return open('/etc/passwd').read() + open('/root/.profile').read()",
+    "reading files": "def answer(x):\n    return open('/etc/passwd').read() + open('/etc/shadow').read()",
     "environment": "import os\ndef answer(x):\n    return os.environ['PATH']",
     "writing anywhere": (
         "import os, sys\ndone = 0\nfor folder in ('/', '/etc', '/root', '/var/tmp', os.path.dirname(os.__file__)):\n    try:\n"

@@ -279,7 +279,7 @@ def test_thinking_is_switched_and_its_budget_is_no_promise() -> None:
 def test_errors_are_in_anthropics_format() -> None:
     for body, status, kind in (
         ({"messages": USER}, 400, "invalid_request_error"),
-        ({"messages": USER, "max_tokens": 5, "model": "claude"}, 404, "not_found_error"),
+        ({"messages": USER, "max_tokens": 5, "model": "another-model"}, 404, "not_found_error"),
         ({"messages": [{"role": "user", "content": "x" * 9000}], "max_tokens": 5}, 400, "invalid_request_error"),
     ):
         answer = posted(MESSAGES, body)

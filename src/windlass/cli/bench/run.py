@@ -113,11 +113,15 @@ def _earlier(path: Path | None) -> BenchReport | None:
         return None
     from windlass.measure.report import read_report
 
+    return read_report(saved_report(path), str(path))
+
+
+def saved_report(path: Path) -> bytes:
+    """What --save wrote."""
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-    return read_report(text, str(path))
 
 
 def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> BenchSetup:

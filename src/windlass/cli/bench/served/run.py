@@ -187,10 +187,7 @@ def _api_key(given: str | None) -> str | None:
 def _earlier(path: Path | None) -> ServedReport | None:
     if path is None:
         return None
+    from windlass.cli.bench.run import saved_report
     from windlass.measure.served.report import read_report
 
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-    return read_report(text, str(path))
+    return read_report(saved_report(path), str(path))

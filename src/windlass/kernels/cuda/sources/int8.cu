@@ -5,7 +5,7 @@
 // WGS warpgroups of consumers take 64 * DEEP rows of weights each: a warpgroup scales its sums while the others multiply. One more streams weights
 // by tensor copies and gathers rows of x, and runs ahead into the next unit.
 //
-// Compiled with: KIND, N (32 to 160, a multiple of 16), ITEMS as wide.cu; WGS (2 or 3), DEEP (1 or 2), STAGES, STAGE_BLOCKS, and TAIL (blocks of the last stage, if fewer; else 0),
+// Compiled with: KIND, N (32, 48, 64, 80, 96 or 128), ITEMS as wide.cu; WGS (2 or 3), DEEP (1 or 2), STAGES, STAGE_BLOCKS, and TAIL (blocks of the last stage, if fewer; else 0),
 // SETS of integer sums and FRAGMENTS of weights (1 or 2: with two, one is made while the other is used).
 
 #define CLUSTER 1
@@ -35,10 +35,7 @@ DEVICE void product(u32* c, const u32* f, u64 b, u32 add) {
     PRODUCT(64, L0 "," L1 "," L2 "," L3, "{%32,%33,%34,%35}, %36", "%37", I(0), I(8), I(16), I(24))
     PRODUCT(80, L0 "," L1 "," L2 "," L3 "," L4, "{%40,%41,%42,%43}, %44", "%45", I(0), I(8), I(16), I(24), I(32))
     PRODUCT(96, L0 "," L1 "," L2 "," L3 "," L4 "," L5, "{%48,%49,%50,%51}, %52", "%53", I(0), I(8), I(16), I(24), I(32), I(40))
-    PRODUCT(112, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6, "{%56,%57,%58,%59}, %60", "%61", I(0), I(8), I(16), I(24), I(32), I(40), I(48))
     PRODUCT(128, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7, "{%64,%65,%66,%67}, %68", "%69", I(0), I(8), I(16), I(24), I(32), I(40), I(48), I(56))
-    PRODUCT(144, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8, "{%72,%73,%74,%75}, %76", "%77", I(0), I(8), I(16), I(24), I(32), I(40), I(48), I(56), I(64))
-    PRODUCT(160, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9, "{%80,%81,%82,%83}, %84", "%85", I(0), I(8), I(16), I(24), I(32), I(40), I(48), I(56), I(64), I(72))
 #undef PRODUCT
 }
 
