@@ -67,6 +67,9 @@ class LoadedDecoder(NamedTuple):
     """The cache that memory was left for, where weights are offloaded."""
     offloaded: str = ""
     """What went where; empty: all is in memory."""
+    max_sequences: int | None = None
+    step_tokens: int | None = None
+    """Limits that offloading sets; see BuiltDecoder."""
 
 
 def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
@@ -74,14 +77,23 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     began = time.perf_counter()
     device = chosen_device(launch.device)
     built = build(launch, device, progress)
-    engine = make_engine(with_kv_bytes(launch, built), built.decoder, device)
+    engine = make_engine(with_limits(launch, built), built.decoder, device)
     if _kind(device) == "cuda":
         engine.warm_up()
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
 
 
-def with_kv_bytes(launch: Launch, built: LoadedDecoder) -> Launch:
-    return launch if built.kv_bytes is None else msgspec.structs.replace(launch, kv_bytes=built.kv_bytes)
+def with_limits(launch: Launch, built: LoadedDecoder) -> Launch:
+    """With what the placement of the weights has left room for."""
+    if built.kv_bytes is None:
+        return launch
+    sequences = min(launch.max_sequences or built.max_sequences or 0, built.max_sequences or launch.max_sequences or 0)
+    return msgspec.structs.replace(
+        launch,
+        kv_bytes=built.kv_bytes,
+        max_sequences=sequences or None,
+        max_step_tokens=launch.max_step_tokens or built.step_tokens,
+    )
 
 
 def build(
@@ -149,7 +161,8 @@ def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -
 
 def _loaded(launch: Launch, device: str, weights: RankWeights, stored_as: str) -> LoadedDecoder:
     built = build_decoder(launch, device, weights, free_bytes(device), _context(weights.spec, launch))
-    return LoadedDecoder(built.decoder, weights.num_bytes, stored_as, device, built.kv_bytes, built.line)
+    limits = built.max_sequences, built.step_tokens
+    return LoadedDecoder(built.decoder, weights.num_bytes, stored_as, device, built.kv_bytes, built.line, *limits)
 
 
 def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:

@@ -15,8 +15,11 @@ from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Demand, TierPlacement
 from windlass.engine.memory import CPU, cache_bytes, capped_cache_bytes, check_weights
 from windlass.errors import BadInput
+from windlass.kernels.cuda.route import MAX_ROWS
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import ModelShard
+from windlass.offload.device.plan import check_host, plan_device
+from windlass.offload.device.weights import DeviceTieredWeights
 from windlass.offload.placement import (
     HostBudget,
     TierFolder,
@@ -56,18 +59,24 @@ class BuiltDecoder(NamedTuple):
     """Of the whole model's cache, as the placement counted it; None: nothing is offloaded."""
     line: str
     """What went where, for the user; empty: all is in memory."""
+    max_sequences: int | None = None
+    """At once, where that is limited by what was offloaded."""
+    step_tokens: int | None = None
+    """Of the largest step: so many that copying the weights takes no longer than computing."""
 
 
 def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes: int, context_tokens: int | None) -> BuiltDecoder:
     """Offloads to disk what does not fit into host memory. Raises DoesNotFit before anything large is read."""
     if device == "cpu" and launch.gpu_memory:
         raise BadInput("--gpu-memory has no effect on a CPU; leave it out, or see --host-memory")
-    if device != "cpu" and (launch.host_memory is not None or launch.disk_folder is not None):
-        raise BadInput("--host-memory and --disk-folder have no effect on a GPU yet; leave them out, or add --device cpu")
+    if device != "cpu" and launch.disk_folder is not None:
+        raise BadInput("--disk-folder has no effect on a GPU yet; leave it out, or add --device cpu")
 
     def decoder(source: Any) -> Decoder:
         return Decoder(weights.spec, source, context_tokens, shard=weights.shard)
 
+    if device.startswith("cuda") and weights.num_bytes > _capped(launch, device, weights.rank, free_bytes):
+        return _beside_device(launch, device, weights, free_bytes, decoder)
     if device != "cpu" or not _exceeds(launch, weights, free_bytes):
         check_weights(weights.spec.name, weights.num_bytes, _capped(launch, device, weights.rank, free_bytes))
         return BuiltDecoder(decoder(weights.source), None, "")
@@ -87,6 +96,27 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
         tiered.abort()
         raise
     return BuiltDecoder(built, kv_bytes, f"{describe_tiers(placed)} in {folder.path}")
+
+
+def _beside_device(
+    launch: Launch, device: str, weights: RankWeights, free_bytes: int, decoder: Callable[[Any], Decoder]
+) -> BuiltDecoder:
+    """Experts that do not fit the device go to host memory."""
+    cap = _capped(launch, device, weights.rank, free_bytes)
+    moe, demand = weights.spec.experts, rank_demand(list(weights.tensors()), weights.spec, launch)
+    if moe is None or demand.experts is None or not getattr(weights.source, "tiled", False):
+        check_weights(weights.spec.name, weights.num_bytes, cap)
+    assert moe is not None and demand.experts is not None
+    plan = plan_device(weights.spec, demand, cap, launch)
+    check_host(launch, plan.host_bytes)
+    source = DeviceTieredWeights(weights.source, plan.split, plan.first_layer)
+    try:
+        built = decoder(source)
+        built.tier = source.finish()
+    except BaseException:
+        source.abort()
+        raise
+    return BuiltDecoder(built, plan.kv_bytes, plan.line, MAX_ROWS, plan.step_tokens)
 
 
 def tier_stats(decoder: Any) -> TierStats | None:

@@ -187,7 +187,12 @@ class _Placer:
 
 def spread(units: Sequence[Unit], count: int) -> frozenset[int]:
     """`count` of the units, as evenly over their order as can be."""
-    return frozenset(index for index in range(len(units)) if (index + 1) * count // len(units) > index * count // len(units))
+    return spread_numbers(len(units), count)
+
+
+def spread_numbers(total: int, count: int) -> frozenset[int]:
+    """`count` of the numbers below `total`, evenly."""
+    return frozenset(index for index in range(total) if (index + 1) * count // total > index * count // total)
 
 
 def _too_small(demand: Demand, room: Room, short_bytes: int) -> DoesNotFit:

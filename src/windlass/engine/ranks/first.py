@@ -34,7 +34,7 @@ from windlass.engine.load import (
     load_model,
     make_engine,
     make_info,
-    with_kv_bytes,
+    with_limits,
 )
 from windlass.engine.memory import block_bytes
 from windlass.engine.ranks.broadcast import STEPS, StepBroadcast, broadcast_steps
@@ -111,7 +111,7 @@ def _engine(launch: Launch, built: LoadedDecoder) -> Engine:
     )
     is_cpu = built.device == "cpu"
     return make_engine(
-        with_kv_bytes(launch, built), decoder, built.device, cache_share=here / whole, record=is_cpu, runner=TopLogitsRunner
+        with_limits(launch, built), decoder, built.device, cache_share=here / whole, record=is_cpu, runner=TopLogitsRunner
     )
 
 

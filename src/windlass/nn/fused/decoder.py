@@ -25,7 +25,7 @@ from windlass.kernels.cuda import driver, int8, linear, norm
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.step import KvCache, Step
-from windlass.nn.fused.feed_forward import DenseFeed, RoutedFeed, wide_product
+from windlass.nn.fused.feed_forward import DenseFeed, RoutedFeed, routed_feed, wide_product
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.attention import AttentionMixer
 from windlass.nn.moe import MixtureOfExperts
@@ -82,7 +82,7 @@ class FusedLayer:
         self.qkv: Tiles = layer.mixer.qkv.weight
         self.out: Tiles = layer.mixer.o.weight
         feed = layer.feed_forward
-        self.feed = RoutedFeed(feed) if isinstance(feed, MixtureOfExperts) else DenseFeed(feed)
+        self.feed = routed_feed(feed) if isinstance(feed, MixtureOfExperts) else DenseFeed(feed)
         self.in_int8 = all(map(int8.supports, (self.qkv, self.out, self.feed.gate_up, self.feed.down)))
 
     def one(self, h: Tensor, cache: KvCache, space: AttentionLaunch) -> None:
@@ -101,7 +101,7 @@ class FusedLayer:
         product(x, self.qkv, qkv[:rows], bias=self.mixer.qkv.bias)
         stream.parts = linear.linear_parts(self._attended(qkv, cache, space), self.out)
         x = stream.normed(self.ffn_norm)
-        stream.parts, stream.weights = self.feed.several(x)
+        stream.parts, stream.weights = self.feed.several(x, stream.h)
 
     def wide(self, stream: ResidualStream, cache: KvCache, space: AttentionLaunch) -> None:
         """Any number of rows."""

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from windlass.core.model import Scoring
 from windlass.kernels.cuda import experts, int8, linear, route
+from windlass.kernels.cuda import norm as norms
 from windlass.kernels.cuda.int8 import RoundedRows
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import MAX_ROWS, Routes
+from windlass.kernels.cuda.tiered import TieredTiles
 from windlass.nn.feed_forward import FeedForward
 from windlass.nn.moe import MixtureOfExperts
 
@@ -53,7 +55,8 @@ class DenseFeed:
         experts.gate_up_one(h, norm, self.gate_up, self._act[:1], h, None, routes, eps=eps)
         experts.down_one(self._act[:1], self.down, h, routes, residual=h)
 
-    def several(self, x: Tensor) -> Parts:
+    def several(self, x: Tensor, h: Tensor) -> Parts:
+        del h
         rows = x.shape[0]
         act = self._act[:rows]
         if rows <= 8:
@@ -99,7 +102,7 @@ class RoutedFeed:
         self.correction: Tensor | None = feed.correction
         self.router: Tensor = feed.router.weight
         self._router_parts = _three_parts(self.router)
-        self.gate_up, self.down = _with_shared(feed)
+        self.gate_up, self.down = self._matrices(feed)
         self.slots = self.num_active + self.num_shared
         self.routes = self._routes(FEW_ROWS, 8)
         self._more_routes = self._routes(MAX_ROWS, ITEM_ROWS)
@@ -114,6 +117,9 @@ class RoutedFeed:
             softmax=self.softmax,
             item_rows=item_rows,
         )
+
+    def _matrices(self, feed: MixtureOfExperts) -> tuple[Tiles, Tiles]:
+        return _with_shared(feed)
 
     def chosen(self, rows: int) -> Routes:
         """The routes of the last step of up to 64 rows."""
@@ -131,11 +137,18 @@ class RoutedFeed:
         experts.gate_up_one(h, norm, self.gate_up, act, logits, self.correction, self.routes, eps=eps, routed_scale=self.scale)
         experts.down_one(act, self.down, h, self.routes, residual=h)
 
-    def several(self, x: Tensor) -> Parts:
-        rows, device = x.shape[0], x.device
+    def several(self, x: Tensor, h: Tensor) -> Parts:
+        del h
+        return self._products(x, self._routed(x))
+
+    def _routed(self, x: Tensor) -> Routes:
+        rows = x.shape[0]
         routes = self.chosen(rows)
-        logits = torch.empty(rows, self.num_experts, dtype=torch.float32, device=device)
-        route.route_many(route.router_many(x, self.router, logits), self.correction, routes, self.scale)
+        logits = torch.empty(rows, self.num_experts, dtype=torch.float32, device=x.device)
+        return route.route_many(route.router_many(x, self.router, logits), self.correction, routes, self.scale)
+
+    def _products(self, x: Tensor, routes: Routes) -> Parts:
+        rows, device = x.shape[0], x.device
         act = _halves(rows * self.slots, self.width, device=device)
         parts = torch.empty(rows * self.slots, x.shape[1], dtype=torch.float32, device=device)
         experts.gate_up_many(x, self.gate_up, act, routes)
@@ -175,13 +188,7 @@ class RoutedFeed:
 
     def _streamed(self, x: Tensor) -> Parts:
         """Where experts have few rows each, reading weights takes the time."""
-        rows, device = x.shape[0], x.device
-        routes = self._dispatched(x, FEW_ROWS)
-        act = _halves(rows * self.slots, self.width, device=device)
-        parts = torch.empty(rows * self.slots, x.shape[1], dtype=torch.float32, device=device)
-        experts.gate_up_many(x, self.gate_up, act, routes)
-        experts.down_many(act, self.down, parts, routes)
-        return parts.view(rows, self.slots, -1), routes.weights
+        return self._products(x, self._dispatched(x, FEW_ROWS))
 
     def _dispatched(self, x: Tensor, item_rows: int) -> Routes:
         logits = wide_product(x, self._router_parts).view(x.shape[0], 3, -1).sum(1)
@@ -191,6 +198,52 @@ class RoutedFeed:
     def _mean_rows(self, rows: int) -> float:
         """Of an expert."""
         return rows * self.num_active / self.num_experts
+
+
+class OffloadedFeed(RoutedFeed):
+    """Some experts lie in host memory (kernels/cuda/tiered.py)."""
+
+    def _matrices(self, feed: MixtureOfExperts) -> tuple[Tiles, Tiles]:
+        tiers = feed.gate_up
+        assert isinstance(tiers, TieredTiles)
+        self._tiers = tiers
+        if feed.shared is not None:
+            shared = tiers.set_shared(feed.shared.up.weight, feed.shared.down.weight)
+            feed.shared.up.weight, feed.shared.down.weight = shared
+        return tiers.slots.gate_up, tiers.slots.down
+
+    def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
+        rows, x = h[None], _halves(1, h.shape[0], device=h.device)
+        norms.add_norm(rows, norm, x, eps)
+        parts, weights = self.several(x, rows)
+        norms.add_norm(rows, norm, None, eps, parts=parts, weights=weights)
+
+    def several(self, x: Tensor, h: Tensor) -> Parts:
+        tiers, routes = self._tiers, self._routed(x)
+        tiers.place(x, routes)
+        tiers.fetch()
+        parts = self._products(x, routes)
+        tiers.collect(h)
+        return parts
+
+    def wide(self, x: Tensor) -> Parts:
+        self._tiers.copies.before(self._tiers.layer)
+        parts = super().wide(x)
+        self._tiers.copies.after(self._tiers.layer)
+        return parts
+
+    def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
+        self._tiers.copies.before(self._tiers.layer)
+        parts = super().wide_int8(x, rounded)
+        self._tiers.copies.after(self._tiers.layer)
+        return parts
+
+    def _dispatched(self, x: Tensor, item_rows: int) -> Routes:
+        return self._tiers.use_whole(super()._dispatched(x, item_rows))
+
+
+def routed_feed(feed: MixtureOfExperts) -> RoutedFeed:
+    return OffloadedFeed(feed) if isinstance(feed.gate_up, TieredTiles) else RoutedFeed(feed)
 
 
 def _three_parts(router: Tensor) -> Tensor:

@@ -127,7 +127,9 @@ class RandomWeights:
         if isinstance(every, Panels):
             part = every.data[first * every.expert_bytes : last * every.expert_bytes]
             return replace(every, data=part, num_experts=last - first)
-        assert isinstance(every, Tensor), "a CPU's experts are panels or plain"
+        if isinstance(every, Tiles):
+            return every.part(first, last)
+        assert isinstance(every, Tensor), "experts are panels, tiles or plain"
         return every[first:last]
 
     # --- drawing

@@ -1,0 +1,181 @@
+"""Models larger than the GPU: experts in host memory beside it. Random weights with even routing, through the Engine.
+
+check  the same logits as with all experts on the device, for several splits
+table  tokens/s of decode and prefill, bytes by tier, and what the link and the CPU gave
+Run: PYTHONPATH=src:bench/h200 python bench/h200/offload.py check table --model GLM-4.6 --batch 1,8,64
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import torch
+from engine_speed import make_step, shape_of
+
+from windlass.core.launch import Launch, RandomInit
+from windlass.core.request import GREEDY
+from windlass.core.scheme import scheme
+from windlass.engine.engine import Engine
+from windlass.engine.load import build, make_engine, with_limits
+from windlass.engine.protocol import Submit
+from windlass.families import rules
+from windlass.kernels.step import BLOCK_TOKENS
+from windlass.nn.decoder import Decoder
+from windlass.offload.device.weights import DeviceSplit, DeviceTier, DeviceTieredWeights
+from windlass.units import parse_bytes
+from windlass.weights.load.random import RandomWeights
+
+
+def check(name: str, layers: int) -> None:
+    _, spec = shape_of(name, layers)
+    moe = spec.experts
+    assert moe is not None
+    first = next(i for i, layer in enumerate(spec.layers) if layer.feed_forward == moe)
+
+    def weights() -> RandomWeights:
+        return RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cuda", tiled=True)
+
+    tokens = torch.randint(0, spec.vocab_size, (64, 24), dtype=torch.int32)
+    whole = logits(Decoder(spec, weights(), 4096), tokens)
+    again = logits(Decoder(spec, weights(), 4096), tokens)
+    print("whole again:", differences(whole, again), flush=True)
+    for on_device, share in ((moe.num_experts * 2 // 3, 0.6), (moe.num_experts // 4, 0.0), (moe.num_experts // 4, 1.0), (0, 0.4)):
+        split = DeviceSplit(layers - first, moe.num_experts, on_device, moe.shared_intermediate_size > 0, share)
+        source = DeviceTieredWeights(weights(), split, first)
+        decoder = Decoder(spec, source, 4096)
+        decoder.tier = source.finish()
+        print(f"{on_device} experts on the device, CPU's part {share}:", differences(whole, logits(decoder, tokens)), flush=True)
+        decoder.tier.close()
+
+
+def logits(decoder: Decoder, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of the last token of prompts in one wide step, then of decode steps of 1, 8 and 64 rows."""
+    found = {}
+    pages = -(-tokens.shape[1] // BLOCK_TOKENS)
+    with torch.inference_mode():
+        for rows in (1, 8, 64):
+            caches = decoder.make_caches(rows * pages, device="cuda")
+            some = tokens[:rows]
+            found[f"prompts of {rows}"] = decoder(make_step(some, 0, tokens.shape[1] - 1, pages), caches).clone()
+            step = make_step(some, tokens.shape[1] - 1, tokens.shape[1], pages)
+            for attempt in range(2):
+                found[f"{rows} rows, {attempt}"] = decoder(step, caches).clone()
+    return found
+
+
+def differences(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> str:
+    """Median and worst relative difference of a row; near ties between experts stand out in the worst."""
+
+    def one(key: str) -> str:
+        error = (found[key].double() - expected[key].double()).norm(dim=-1) / expected[key].double().norm(dim=-1)
+        return f"{key}: {error.median():.1e} {error.max():.1e}"
+
+    return "; ".join(one(key) for key in expected)
+
+
+def decode(engine: Engine, batch: int, new: int, prompt: int = 16) -> tuple[float, int]:
+    """Seconds of a step in which all decode, and of how many it is the median."""
+    source = torch.Generator().manual_seed(batch)
+    for number in range(batch):
+        tokens = torch.randint(0, engine.num_tokens, (prompt,), generator=source).tolist()
+        engine.submit(Submit(id=number + 1, token_ids=tokens, sampling=GREEDY, max_tokens=new))
+    times, done = [], 0
+    last = time.perf_counter()
+    while done < batch:
+        outputs = engine.step()
+        now = time.perf_counter()
+        if sum(len(output.token_ids) for output in outputs) == batch:
+            times.append(now - last)
+        done += sum(output.finish is not None for output in outputs)
+        last = now
+    times = sorted(times[4:])
+    return times[len(times) // 2], len(times)
+
+
+def prefill(engine: Engine, tokens: int) -> float:
+    source = torch.Generator().manual_seed(tokens)
+    prompt = torch.randint(0, engine.num_tokens, (tokens,), generator=source).tolist()
+    began = time.perf_counter()
+    engine.submit(Submit(id=10**6, token_ids=prompt, sampling=GREEDY, max_tokens=1))
+    while not any(output.finish is not None for output in engine.step()):
+        pass
+    return time.perf_counter() - began
+
+
+def table(name: str, options: argparse.Namespace) -> None:
+    config, _ = shape_of(name, options.layers)
+    launch = Launch(
+        model=name,
+        device="cuda",
+        random_weights=RandomInit(config=config, scheme="int4", group=128),
+        gpu_memory=(parse_bytes(options.gpu_memory),) if options.gpu_memory else (),
+        host_memory=parse_bytes(options.host_memory) if options.host_memory else None,
+    )
+    began = time.perf_counter()
+    built = build(launch, "cuda")
+    print(f"{name}: {built.offloaded or 'all on the device'}; weights after {time.perf_counter() - began:.1f} s", flush=True)
+    engine = make_engine(with_limits(launch, built), built.decoder, "cuda")
+    began = time.perf_counter()
+    engine.warm_up()
+    limits = engine.limits
+    print(
+        f"  {limits.max_sequences} sequences, {limits.num_blocks * BLOCK_TOKENS:,} tokens of cache, steps of {limits.max_step_tokens}, {engine.runner.mode}; "
+        f"warm after {time.perf_counter() - began:.1f} s; {torch.cuda.memory_allocated() / 2**30:.1f} GiB allocated, "
+        f"{torch.cuda.max_memory_allocated() / 2**30:.1f} at most, {torch.cuda.mem_get_info()[0] / 2**30:.1f} free",
+        flush=True,
+    )
+    tier = built.decoder.tier
+    for batch in map(int, options.batch.split(",")):
+        before = counts(tier)
+        seconds, steps = decode(engine, batch, options.new)
+        print(
+            f"  batch {batch:3d}: {batch / seconds:7.2f} tokens/s, {seconds * 1e3:8.2f} ms a step (median of {steps}){after(tier, before)}",
+            flush=True,
+        )
+    for tokens in map(int, options.prompt.split(",")):
+        if tokens <= limits.num_blocks * BLOCK_TOKENS:
+            seconds = min(prefill(engine, tokens) for _ in range(2))
+            print(f"  prefill of {tokens}: {tokens / seconds:,.0f} tokens/s ({seconds:.2f} s)", flush=True)
+    engine.close()
+    if tier is not None:
+        tier.close()
+
+
+def counts(tier: DeviceTier | None) -> tuple[float, int, int, int]:
+    if tier is None:
+        return 0.0, 0, 0, 0
+    stats = tier.stats()
+    share = tier.share.counts if tier.share is not None else (0.0, 0)
+    return share[0], share[1], stats.expert_hits, stats.expert_misses
+
+
+def after(tier: DeviceTier | None, before: tuple[float, int, int, int]) -> str:
+    if tier is None:
+        return ""
+    busy, num_bytes, hits, misses = (now - then for now, then in zip(counts(tier), before, strict=True))
+    speed = f"CPU {num_bytes / busy / 1e9:.0f} GB/s of weights while busy {busy:.1f} s" if busy else "no CPU"
+    return f"; {hits / max(hits + misses, 1):.0%} of {hits + misses:,} uses on the device; {speed}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="+", choices=("check", "table"))
+    parser.add_argument("--model", default="GLM-4.5-Air")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--batch", default="1,8,64")
+    parser.add_argument("--new", type=int, default=40)
+    parser.add_argument("--prompt", default="8192")
+    parser.add_argument("--gpu-memory")
+    parser.add_argument("--host-memory")
+    options = parser.parse_args()
+    if "check" in options.what:
+        check(options.model, options.layers or 4)
+    if "table" in options.what:
+        table(options.model, options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Routed experts of which some lie in host memory, in the same tiles as on the device.
+
+All slots of device memory are one array (`ExpertSlots`), and kernels take slots for experts. Of an expert in host memory the device reads a part
+over the link into a staging slot, and the CPU computes the rest where it lies: the first `share_blocks` * 128 of its intermediate outputs. In
+staging slots the CPU's part stays zero, so that kernels need not know. `offload/device` fills the memory and moves experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from windlass.kernels.cuda import driver
+from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.cuda.route import Routes
+
+FETCH_BLOCKS = 32
+"""A few processors are enough to fill the link."""
+PATIENCE_NANOSECONDS = 20 * 10**9
+"""For an answer of the CPU."""
+ITEM_BYTES = 72
+ITEMS_AT, MAX_ITEMS = 4096, 640
+ROWS_AT = -(-(ITEMS_AT + MAX_ITEMS * ITEM_BYTES) // 4096) * 4096
+"""Offsets in the mailbox; sums follow the rows (kernels/native/tiles/share.cpp, sources/offload.cu)."""
+STATE_WORDS = 4
+FAILED = 2
+"""Of the state: set where an answer never came."""
+MAX_ROWS = 64
+
+
+def sums_at(hidden: int) -> int:
+    return ROWS_AT + -(-MAX_ROWS * hidden * 2 // 4096) * 4096
+
+
+def mailbox_bytes(hidden: int) -> int:
+    return sums_at(hidden) + MAX_ROWS * hidden * 4
+
+
+@dataclass(frozen=True)
+class ExpertSlots:
+    """Device memory of all layers' experts: slots of experts that live there, then staging slots."""
+
+    gate_up: Tiles
+    down: Tiles
+    staging: int
+    """The first staging slot."""
+
+
+class LayerCopies(Protocol):
+    """Copies whole layers to the device, ahead of steps of many rows."""
+
+    def before(self, layer: int) -> None:
+        """Returns when kernels that are launched from now on find the layer's experts in their slots."""
+        ...
+
+    def after(self, layer: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class TieredTiles:
+    """The routed experts of one layer; stands for their gate and up, and for their down matrices."""
+
+    layer: int
+    """Among the layers with routed experts."""
+    slots: ExpertSlots
+    table: Tensor
+    """int32 [experts + 1] on the device: slot, or -1 - place in host memory; the last is the shared expert."""
+    whole_table: Tensor
+    """The same with staging slots for experts in host memory: for steps of many rows, for which they are copied whole."""
+    uses: Tensor
+    """int32 [experts + 1]: rows that chose each, in steps of few rows."""
+    host_gate_up: Tensor
+    """uint8 [experts in host memory, ...], pinned."""
+    host_down: Tensor
+    state: Tensor
+    """int32, of all layers (sources/offload.cu)."""
+    mailbox: Tensor
+    """uint8, pinned, of all layers."""
+    share_blocks: int
+    """Of the intermediate outputs of an expert in host memory, in blocks of 128: the CPU's part."""
+    copies: LayerCopies
+    shared_slot: int
+
+    @property
+    def num_experts(self) -> int:
+        return self.table.shape[0] - 1
+
+    def set_shared(self, gate_up: Tiles, down: Tiles) -> tuple[Tiles, Tiles]:
+        """Copies the shared expert to its slot, and returns it as it lies there."""
+        at = self.shared_slot, self.shared_slot + 1
+        parts = self.slots.gate_up.part(*at), self.slots.down.part(*at)
+        for part, given in zip(parts, (gate_up, down), strict=True):
+            part.data.copy_(given.data)
+        return parts
+
+    def place(self, x: Tensor, routes: Routes) -> None:
+        """Experts of the items become slots; the CPU is asked for its part of those in host memory. x bf16 [rows, hidden]."""
+        run = driver.kernel("offload.cu", "PPPPPPPPPPPPIIIIIII", "place", packed=False)
+        rows, hidden = x.shape
+        base = self.mailbox.data_ptr()
+        assert routes.item_rows.shape[1] == 8 and routes.item_expert.shape[0] <= MAX_ITEMS
+        run(
+            (1,), 1024, routes.num_items, routes.item_expert, routes.item_rows, routes.item_places, routes.weights, x, self.table, self.uses,
+            self.state, base, base + ITEMS_AT, base + ROWS_AT, rows, hidden, routes.num_active, routes.num_active + routes.num_shared,
+            self.slots.staging, self.layer, int(self.share_blocks > 0),
+        )  # fmt: skip
+
+    def fetch(self) -> None:
+        """The device's part of the experts that `place` found in host memory."""
+        slots, blocks = self.slots, self.share_blocks
+        gate_up, down = slots.gate_up, slots.down
+        if blocks == down.tile_blocks:
+            return
+        run = driver.kernel("offload.cu", "PPPPPQQQIII", "fetch", packed=False)
+        run(
+            (FETCH_BLOCKS,), 512, self.state, self.host_gate_up, self.host_down, gate_up.data, down.data,
+            gate_up.num_tiles * gate_up.tile_bytes, share_tiles(blocks) * gate_up.tile_bytes, down.num_tiles * down.tile_bytes, down.tile_bytes,
+            blocks * down.block_bytes, slots.staging,
+        )  # fmt: skip
+
+    def collect(self, h: Tensor) -> None:
+        """Adds the CPU's part to h, fp32 [rows, hidden]."""
+        if not self.share_blocks:
+            return
+        run = driver.kernel("offload.cu", "PPPPIIQ", "collect", packed=False)
+        rows, hidden = h.shape
+        base = self.mailbox.data_ptr()
+        run((min(rows, 16),), 256, self.state, base, base + sums_at(hidden), h, rows, hidden, PATIENCE_NANOSECONDS)
+
+    def use_whole(self, routes: Routes) -> Routes:
+        """Experts of the items become slots, all of which hold whole experts."""
+        run = driver.kernel("offload.cu", "PPP", "remap", packed=False)
+        run((-(-routes.item_expert.shape[0] // 256),), 256, routes.num_items, routes.item_expert, self.whole_table)
+        return routes
+
+
+def share_tiles(blocks: int) -> int:
+    """Tiles of gate and up whose outputs are so many blocks of 128: a tile has 8."""
+    return blocks * 16

@@ -1,0 +1,179 @@
+#include "tiles.h"
+
+#include <cmath>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tiles {
+
+static int place_of(int input) {
+    const int s = input / 16, p = input / 8 % 2, t = input % 8 / 2, e = input % 2;
+    return t * 16 + s * 4 + e * 2 + p;
+}
+
+void round_block(const float* x, float factor, Activations& out) {
+    float largest = 0.f;
+    for (int i = 0; i < BLOCK; i++) largest = std::fmax(largest, std::fabs(x[i]));
+    const float inverse = largest > 1e-30f ? 16256.f / largest : 0.f;
+    out.step = largest > 1e-30f ? largest / 16256.f * factor : 0.f;
+    for (int half = 0; half < 2; half++)
+        for (int i = 0; i < HALF; i++) {
+            const int number = (int)std::lrintf(x[half * HALF + i] * inverse), high = (number + 64) >> 7, at = half * HALF + place_of(i);
+            out.high[at] = (int8_t)high;
+            out.low[at] = (int8_t)(number - high * 128);
+        }
+    for (int half = 0; half < 2; half++)
+        for (int lane = 0; lane < LANES; lane++) {
+            int sum = 0;
+            for (int i = 0; i < 4; i++) sum += out.high[half * HALF + lane * 4 + i] * 128 + out.low[half * HALF + lane * 4 + i];
+            out.start[half][lane] = -8 * sum;
+        }
+}
+
+void add_lanes(const float* sums, float* out) {
+    for (int row = 0; row < ROWS; row++) {
+        float part[8];
+        for (int i = 0; i < 8; i++) part[i] = sums[row * LANES + i] + sums[row * LANES + 8 + i];
+        out[row] = ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
+    }
+}
+
+static float bf16(const uint8_t* at) {
+    uint16_t bits;
+    std::memcpy(&bits, at, 2);
+    const uint32_t wide = uint32_t(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, 4);
+    return value;
+}
+
+// Which group of weights a lane of a half belongs to, of the groups of its block.
+template <int GROUP>
+static int group_of(int half, int lane) {
+    return GROUP == 128 ? 0 : GROUP == 64 ? half : half * 2 + lane % 4 / 2;
+}
+
+template <int GROUP>
+static void plain(const uint8_t* tile, int blocks, const Activations* x, float* sums) {
+    for (int block = 0; block < blocks; block++, x++, tile += block_bytes(GROUP))
+        for (int row = 0; row < ROWS; row++)
+            for (int half = 0; half < 2; half++) {
+                const uint8_t* codes = tile + half * 512 + row % 8 * 64;
+                for (int lane = 0; lane < LANES; lane++) {
+                    int sum = x->start[half][lane];
+                    for (int i = lane * 4; i < lane * 4 + 4; i++)
+                        sum += (row < 8 ? codes[i] & 15 : codes[i] >> 4) * (x->high[half * HALF + i] * 128 + x->low[half * HALF + i]);
+                    const float scale = bf16(tile + CODE_BYTES + (group_of<GROUP>(half, lane) * ROWS + row % 8 * 2 + row / 8) * 2);
+                    sums[row * LANES + lane] += float(sum) * (scale * x->step);
+                }
+            }
+}
+
+#if defined(__x86_64__)
+#define WIDE __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+#define MIDDLE __attribute__((target("avx2,fma")))
+
+// Scales of the 16 rows of a group, times the step of the activations: row g beside row g + 8.
+WIDE static inline void scales_avx512(const uint8_t* at, float step, float* out) {
+    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at)), 16);
+    _mm512_store_ps(out, _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(step)));
+}
+
+template <int GROUP>
+WIDE static void avx512(const uint8_t* tile, int blocks, const Activations* x, float* sums) {
+    __m512 acc[ROWS];
+    for (int row = 0; row < ROWS; row++) acc[row] = _mm512_loadu_ps(sums + row * LANES);
+    const __m512i nibble = _mm512_set1_epi8(15);
+    alignas(64) float scales[BLOCK / GROUP][ROWS];
+    for (int block = 0; block < blocks; block++, x++, tile += block_bytes(GROUP)) {
+        // The hardware's own prefetching stops at the end of a page.
+        for (size_t line = 0; line < block_bytes(GROUP); line += 64) _mm_prefetch((const char*)tile + 3 * block_bytes(GROUP) + line, _MM_HINT_T0);
+        for (int group = 0; group < BLOCK / GROUP; group++) scales_avx512(tile + CODE_BYTES + group * ROWS * 2, x->step, scales[group]);
+        const __m512i h0 = _mm512_load_si512(x->high), h1 = _mm512_load_si512(x->high + HALF);
+        const __m512i l0 = _mm512_load_si512(x->low), l1 = _mm512_load_si512(x->low + HALF);
+        const __m512i s0 = _mm512_load_si512(x->start[0]), s1 = _mm512_load_si512(x->start[1]), both = _mm512_add_epi32(s0, s1);
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; g++) {
+            const __m512i v0 = _mm512_loadu_si512(tile + g * 64), v1 = _mm512_loadu_si512(tile + 512 + g * 64);
+#pragma GCC unroll 2
+            for (int upper = 0; upper < 2; upper++) {
+                const __m512i c0 = _mm512_and_si512(upper ? _mm512_srli_epi16(v0, 4) : v0, nibble);
+                const __m512i c1 = _mm512_and_si512(upper ? _mm512_srli_epi16(v1, 4) : v1, nibble);
+                const int row = g + upper * 8, at = g * 2 + upper;
+                if (GROUP == 128) {
+                    const __m512i high = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), c0, h0), c1, h1);
+                    const __m512i low = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(both, c0, l0), c1, l1);
+                    const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, 7), low);
+                    acc[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scales[0][at]), acc[row]);
+                } else {
+                    const __m512i a = _mm512_add_epi32(_mm512_slli_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), c0, h0), 7), _mm512_dpbusd_epi32(s0, c0, l0));
+                    const __m512i b = _mm512_add_epi32(_mm512_slli_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), c1, h1), 7), _mm512_dpbusd_epi32(s1, c1, l1));
+                    constexpr int per_half = GROUP == 64 ? 1 : 2;
+                    // Lanes s = 2, 3 of each four belong to the second group of a half.
+                    const __mmask16 second = GROUP == 32 ? 0xcccc : 0;
+                    const __m512 sa = _mm512_mask_blend_ps(second, _mm512_set1_ps(scales[0][at]), _mm512_set1_ps(scales[per_half - 1][at]));
+                    const __m512 sb = _mm512_mask_blend_ps(second, _mm512_set1_ps(scales[per_half][at]), _mm512_set1_ps(scales[BLOCK / GROUP - 1][at]));
+                    acc[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), sa, acc[row]);
+                    acc[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(b), sb, acc[row]);
+                }
+            }
+        }
+    }
+    for (int row = 0; row < ROWS; row++) _mm512_storeu_ps(sums + row * LANES, acc[row]);
+}
+
+MIDDLE static inline __m256i dot_avx2(__m256i codes, __m256i x) {
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1));
+}
+
+template <int GROUP>
+MIDDLE static void avx2(const uint8_t* tile, int blocks, const Activations* x, float* sums) {
+    const __m256i nibble = _mm256_set1_epi8(15);
+    for (int block = 0; block < blocks; block++, x++, tile += block_bytes(GROUP))
+        for (int half = 0; half < 2; half++)
+            for (int side = 0; side < 2; side++) {
+                const int from = half * HALF + side * 32;
+                const __m256i high = _mm256_load_si256((const __m256i*)(x->high + from)), low = _mm256_load_si256((const __m256i*)(x->low + from));
+                const __m256i start = _mm256_load_si256((const __m256i*)(x->start[half] + side * 8));
+                for (int g = 0; g < 8; g++) {
+                    const __m256i v = _mm256_loadu_si256((const __m256i*)(tile + half * 512 + g * 64 + side * 32));
+                    for (int upper = 0; upper < 2; upper++) {
+                        const __m256i codes = _mm256_and_si256(upper ? _mm256_srli_epi16(v, 4) : v, nibble);
+                        const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(_mm256_slli_epi32(dot_avx2(codes, high), 7), dot_avx2(codes, low)), start);
+                        auto scale = [&](int group) { return bf16(tile + CODE_BYTES + (group * ROWS + g * 2 + upper) * 2) * x->step; };
+                        const __m256 first = _mm256_set1_ps(scale(group_of<GROUP>(half, 0)));
+                        const __m256 scales = GROUP == 32 ? _mm256_blend_ps(first, _mm256_set1_ps(scale(group_of<GROUP>(half, 2))), 0xcc) : first;
+                        float* to = sums + (g + upper * 8) * LANES + side * 8;
+                        _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scales, _mm256_loadu_ps(to)));
+                    }
+                }
+            }
+}
+#endif
+
+template <int GROUP>
+static Product best() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) return avx512<GROUP>;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2<GROUP>;
+#endif
+    return plain<GROUP>;
+}
+
+Product product_for(int group) { return group == 128 ? best<128>() : group == 64 ? best<64>() : group == 32 ? best<32>() : nullptr; }
+
+// For tests: `level` 0 plain, 1 as above.
+extern "C" void tiles_product(const uint8_t* tile, int blocks, int group, const float* x, int level, float* out) {
+    Activations* rounded = new Activations[blocks];
+    for (int block = 0; block < blocks; block++) round_block(x + block * BLOCK, 1.f, rounded[block]);
+    alignas(64) float sums[ROWS * LANES] = {};
+    const Product product = level ? product_for(group) : group == 128 ? plain<128> : group == 64 ? plain<64> : plain<32>;
+    product(tile, blocks, rounded, sums);
+    add_lanes(sums, out);
+    delete[] rounded;
+}
+
+}  // namespace tiles

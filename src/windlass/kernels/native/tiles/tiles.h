@@ -1,0 +1,33 @@
+// 4-bit weights as the GPU's kernels have them (kernels/cuda/layout.py), multiplied on the CPU: what lies in host memory can be computed where it
+// is, or copied to the device as it is.
+//
+// A tile is 16 rows, in blocks of 128 inputs: 1,024 bytes of codes, then bf16 scales [128 / group][8][2], row g beside row g + 8. Codes are two
+// halves of 64 inputs; 64 bytes belong to rows g (low nibbles) and g + 8 (high nibbles). Byte t * 16 + s * 4 + e * 2 + p of them is input
+// s * 16 + p * 8 + t * 2 + e of the half. Activations are laid out alike, as fixed-point numbers of 15 bits in two bytes each.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace tiles {
+
+constexpr int BLOCK = 128, HALF = 64, ROWS = 16, LANES = 16, CODE_BYTES = 1024;
+
+// Of 128 inputs: x = step * (128 * high + low). `start`: -8 times the sums of four bytes each, as codes are 8 too high.
+struct alignas(64) Activations {
+    int8_t high[BLOCK], low[BLOCK];
+    int32_t start[2][LANES];
+    float step;
+    float unused[15];
+};
+
+inline size_t block_bytes(int group) { return CODE_BYTES + size_t(BLOCK / group) * ROWS * 2; }
+
+void round_block(const float* x, float factor, Activations& out);
+
+// Adds to sums[ROWS][LANES]: their sum over lanes is the product of a row.
+using Product = void (*)(const uint8_t* tile, int blocks, const Activations* x, float* sums);
+Product product_for(int group);
+
+void add_lanes(const float* sums, float* out);  // [ROWS][LANES] -> [ROWS]
+
+}  // namespace tiles

@@ -1,0 +1,111 @@
+"""How the experts of a model are split between a device and host memory. Numbers only, but for what is free."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.core.launch import Launch
+from windlass.core.model import ModelSpec, MoE, kv_bytes_per_token
+from windlass.core.scheme import KV_BYTES
+from windlass.core.tiers.values import Demand
+from windlass.errors import DoesNotFit
+from windlass.offload.device.share import library
+from windlass.offload.device.weights import DeviceSplit
+from windlass.offload.placement import host_budget
+from windlass.units import MIB, format_bytes
+
+OTHER_BYTES = 1536 * MIB
+"""Of a device: the driver's context, libraries, captured graphs."""
+LOADED_LAYERS = 1
+"""Layers of experts beside the slots while they are loaded or made."""
+KV_SHARE = 1 / 16
+"""Of the device, for a KV cache that was not asked for."""
+KV_TOKENS = 64 * 1024
+"""No more than these."""
+STEP_TOKENS, LEAST_STEP_TOKENS = 8192, 1024
+"""Rows of the largest step: weights are copied once for all of them."""
+STEP_SHARE = 1 / 24
+"""Of the device, for the activations of such a step."""
+LINK_SPEED, HOST_SPEED = 52e9, 85e9
+"""Bytes per second over PCIe 5 and by CPU kernels, both at once."""
+
+
+class DevicePlan(NamedTuple):
+    split: DeviceSplit
+    first_layer: int
+    """The first with routed experts."""
+    kv_bytes: int
+    step_tokens: int
+    device_bytes: int
+    """Of routed experts on the device."""
+    host_bytes: int
+
+    @property
+    def line(self) -> str:
+        split = self.split
+        return (
+            f"{split.on_device} of {split.num_experts} experts of each layer on the device ({format_bytes(self.device_bytes)}), "
+            f"{split.in_host} in host memory ({format_bytes(self.host_bytes)}), where the CPU computes {split.share:.0%} of them"
+        )
+
+
+def plan_device(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch) -> DevicePlan:
+    """Everything but experts goes to the device, then as many experts of each layer as fit. Raises DoesNotFit."""
+    moe, pool = spec.experts, demand.experts
+    assert moe is not None and pool is not None
+    first = next(index for index, layer in enumerate(spec.layers) if isinstance(layer.feed_forward, MoE))
+    layers, per_layer = spec.num_layers - first, pool.num_experts // (spec.num_layers - first)
+    kv_bytes, step_tokens = _kv_bytes(spec, launch, cap_bytes), _step_tokens(spec, moe, launch, cap_bytes)
+    others = demand.fixed_bytes + demand.unit_bytes + kv_bytes + step_tokens * row_bytes(spec, moe) + OTHER_BYTES
+    room = cap_bytes - others - LOADED_LAYERS * per_layer * pool.expert_bytes
+    on_device = experts_on_device(room, layers, per_layer, pool.expert_bytes)
+    if on_device < 0:
+        short = -room + 2 * per_layer * pool.expert_bytes
+        raise DoesNotFit(
+            f"of {format_bytes(cap_bytes)} of device memory {format_bytes(others)} are needed beside the experts, and "
+            f"{format_bytes(short)} are missing; lower --context, or use a larger device",
+            short,
+        )
+    share = HOST_SPEED / (HOST_SPEED + LINK_SPEED) if library() is not None else 0.0
+    split = DeviceSplit(layers, per_layer, on_device, moe.shared_intermediate_size > 0, share)
+    sizes = (layers * count * pool.expert_bytes for count in (on_device, per_layer - on_device))
+    return DevicePlan(split, first, kv_bytes, step_tokens, *sizes)
+
+
+def experts_on_device(room: int, num_layers: int, num_experts: int, expert_bytes: int) -> int:
+    """Of each layer, beside two layers' worth of staging slots for the others; negative: not even these fit."""
+    slots = room // expert_bytes
+    if slots < 2 * num_experts:
+        return -1
+    return min(num_experts, (slots - 2 * num_experts) // max(num_layers - 2, 1))
+
+
+def check_host(launch: Launch, num_bytes: int) -> None:
+    left = host_budget(launch, 0).weight_bytes
+    if num_bytes > left:
+        raise DoesNotFit(
+            f"{format_bytes(num_bytes)} of weights do not fit the device, and {format_bytes(max(left, 0))} of host memory are free for them: "
+            f"{format_bytes(num_bytes - left)} short; raise --host-memory or --gpu-memory, or use fewer bits (--quant int4)",
+            num_bytes - left,
+        )
+
+
+def row_bytes(spec: ModelSpec, moe: MoE) -> int:
+    """Of the activations of a row of a large step: inputs and outputs of its experts in bf16, and the residual with its copies."""
+    slots = moe.num_active + 1
+    return slots * 2 * (spec.hidden_size + 2 * moe.intermediate_size) + 40 * spec.hidden_size
+
+
+def _step_tokens(spec: ModelSpec, moe: MoE, launch: Launch, cap_bytes: int) -> int:
+    room = int(cap_bytes * STEP_SHARE) // row_bytes(spec, moe)
+    return launch.max_step_tokens or max(LEAST_STEP_TOKENS, min(STEP_TOKENS, room // 256 * 256))
+
+
+def _kv_bytes(spec: ModelSpec, launch: Launch, cap_bytes: int) -> int:
+    """What was asked for; else enough for one prompt of some length, and for several short ones."""
+    if launch.kv_bytes is not None:
+        return launch.kv_bytes
+    per_token = kv_bytes_per_token(spec, KV_BYTES[launch.kv_type])
+    tokens = max(launch.context_tokens or 0, min(KV_TOKENS, int(cap_bytes * KV_SHARE) // per_token))
+    return -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS * per_token

@@ -1,0 +1,90 @@
+"""The CPU's share of routed layers beside a GPU: threads that wait for the device's questions (kernels/native/tiles/share.cpp)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from windlass.kernels import build
+from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.cuda.tiered import ITEMS_AT, MAX_ROWS, ROWS_AT, sums_at
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("hidden", "width", "group", "blocks", "max_rows", "threads", "num_layers")),
+        ("mailbox", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("items_at", "rows_at", "sums_at")),
+        ("gate_up", ctypes.c_void_p),
+        ("down", ctypes.c_void_p),
+    ]
+
+
+class ShareCounts(NamedTuple):
+    busy_seconds: float
+    num_bytes: int
+    """Of weights."""
+
+
+def library() -> ctypes.CDLL | None:
+    """None: no compiler, so that the CPU cannot take part."""
+    found = build.library("tiles")
+    if found is not None:
+        found.share_start.restype = ctypes.c_void_p
+    return found
+
+
+class CpuShare:
+    """Answers from its making until it is closed or forgotten."""
+
+    def __init__(
+        self,
+        gate_up: Sequence[Tensor],
+        down: Sequence[Tensor],
+        shape: Tiles,
+        mailbox: Tensor,
+        blocks: int,
+        threads: int | None = None,
+    ) -> None:
+        """`gate_up`, `down`: of each layer, the experts in host memory; `shape`: of gate and up; `blocks`: the CPU's part."""
+        self._lib = library()
+        assert self._lib is not None
+        self._kept = (mailbox, gate_up, down)
+        self._bases = [(ctypes.c_void_p * len(layers))(*(layer.data_ptr() for layer in layers)) for layers in (gate_up, down)]
+        self.shape = _Shape(
+            hidden=shape.inputs,
+            width=shape.rows // 2,
+            group=shape.group,
+            blocks=blocks,
+            max_rows=MAX_ROWS,
+            threads=threads or default_threads(),
+            num_layers=len(gate_up),
+            mailbox=mailbox.data_ptr(),
+            items_at=ITEMS_AT,
+            rows_at=ROWS_AT,
+            sums_at=sums_at(shape.inputs),
+            gate_up=ctypes.addressof(self._bases[0]),
+            down=ctypes.addressof(self._bases[1]),
+        )
+        self._handle = ctypes.c_void_p(self._lib.share_start(ctypes.byref(self.shape)))
+        self.close = weakref.finalize(self, self._lib.share_stop, self._handle)
+
+    @property
+    def counts(self) -> ShareCounts:
+        busy, num_bytes = ctypes.c_double(), ctypes.c_uint64()
+        self._lib.share_counts(self._handle, ctypes.byref(busy), ctypes.byref(num_bytes))
+        return ShareCounts(busy.value, num_bytes.value)
+
+    def ask(self) -> None:
+        """As the device does, and waits for the answer; for tests."""
+        self._lib.share_ask(ctypes.byref(self.shape))
+
+
+def default_threads() -> int:
+    """One core is left to the thread that drives the device."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)

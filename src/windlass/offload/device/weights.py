@@ -1,0 +1,202 @@
+"""A source of weights (core.ports.Weights) in which some experts go to pinned host memory as they are loaded."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from windlass.core.tiers.placement import spread_numbers
+from windlass.core.tiers.stats import TierStats
+from windlass.errors import Impossible
+from windlass.kernels.cuda import layout
+from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.cuda.tiered import STATE_WORDS, ExpertSlots, TieredTiles, mailbox_bytes
+from windlass.offload.device.copies import StreamedLayers
+from windlass.offload.device.pinned import PinnedMemory
+from windlass.offload.device.share import CpuShare
+from windlass.offload.weights import ExpertSource
+
+PIECE = 16
+"""Experts that are loaded at a time."""
+
+
+class DeviceSplit(NamedTuple):
+    """Of the routed experts of every layer."""
+
+    num_layers: int
+    num_experts: int
+    on_device: int
+    """Of each layer."""
+    has_shared: bool
+    share: float
+    """Of an expert in host memory, the part that the CPU computes."""
+
+    @property
+    def in_host(self) -> int:
+        return self.num_experts - self.on_device
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_layers * (self.on_device + self.has_shared) + 2 * self.in_host
+
+    @property
+    def staging(self) -> int:
+        return self.num_layers * (self.on_device + self.has_shared)
+
+    def shared_slot(self, layer: int) -> int:
+        return self.num_layers * self.on_device + layer * self.has_shared
+
+    def share_blocks(self, blocks: int) -> int:
+        return min(blocks, round(self.share * blocks))
+
+
+class _Memory:
+    """All of it, once the shape of an expert is known."""
+
+    def __init__(self, split: DeviceSplit, gate_up: Tiles, down: Tiles) -> None:
+        device = gate_up.data.device
+        self.slots = ExpertSlots(_like(gate_up, split.num_slots), _like(down, split.num_slots), split.staging)
+        for tiles in (self.slots.gate_up, self.slots.down):
+            tiles.data[split.staging :].zero_()
+        self.pinned = PinnedMemory()
+        self.host: list[tuple[Tensor, Tensor]] = []
+        for _ in range(split.num_layers):
+            shapes = [(split.in_host, *tiles.data.shape[1:]) for tiles in (gate_up, down)]
+            sizes = [torch.Size(shape).numel() for shape in shapes]
+            first, second = self.pinned.piece(sum(sizes)).split(sizes)
+            self.host.append((first.view(shapes[0]), second.view(shapes[1])))
+        self.mailbox = self.pinned.piece(mailbox_bytes(gate_up.inputs))
+        self.state = torch.zeros(STATE_WORDS + split.num_experts, dtype=torch.int32, device=device)
+        places, slots = _tables(split)
+        self.table, self.whole_table = places.to(device), slots.to(device)
+        self.uses = torch.zeros_like(self.table)
+
+
+class DeviceTieredWeights:
+    def __init__(self, behind: ExpertSource, split: DeviceSplit, first_layer: int) -> None:
+        """`first_layer`: the first one with routed experts; all that follow have them too."""
+        if not getattr(behind, "tiled", False):
+            raise Impossible(
+                "weights in host memory beside a GPU need the fused kernels, which do not support this model or its storage"
+            )
+        self.device, self.dtype, self.spec, self.tiled = behind.device, behind.dtype, behind.spec, True
+        self._behind, self._split, self._first = behind, split, first_layer
+        self._memory: _Memory | None = None
+        self._layers: dict[int, TieredTiles] = {}
+        self._copies: StreamedLayers | None = None
+
+    # --- core.ports.Weights
+
+    def matrix(self, *names: str) -> Any:
+        return self._behind.matrix(*names)
+
+    def dense_matrix(self, *names: str) -> Any:
+        return self._behind.dense_matrix(*names)
+
+    def vector(self, *names: str) -> Any:
+        return self._behind.vector(*names)
+
+    def expert_vectors(self, layer: int, *parts: str) -> Any:
+        return self._behind.expert_vectors(layer, *parts)
+
+    def experts(self, layer: int, *parts: str) -> Any:
+        """The same object for gate and up as for down."""
+        if layer not in self._layers:
+            self._layers[layer] = self._load(layer)
+        return self._layers[layer]
+
+    # --- what is elsewhere
+
+    def finish(self) -> DeviceTier:
+        assert self._memory is not None and self._copies is not None
+        blocks, tiles = self._share_blocks(), self._memory.slots.gate_up
+        gate_up, down = (list(one) for one in zip(*self._memory.host, strict=True))
+        share = CpuShare(gate_up, down, tiles, self._memory.mailbox, blocks) if blocks else None
+        return DeviceTier(self._split, self._memory, self._copies, share)
+
+    def abort(self) -> None:
+        if self._memory is not None:
+            self._memory.pinned.close()
+
+    def _load(self, layer: int) -> TieredTiles:
+        index, split = layer - self._first, self._split
+        for first in range(0, split.num_experts, PIECE):
+            only = first, min(first + PIECE, split.num_experts)
+            gate_up, down = (self._behind.experts(layer, *parts, only=only) for parts in (("gate", "up"), ("down",)))
+            memory = self._ready(gate_up, down)
+            places = memory.table[index].tolist()[only[0] : only[1]]
+            for number, at in enumerate(places):
+                for tiles, slots, host in zip(
+                    (gate_up, down), (memory.slots.gate_up, memory.slots.down), memory.host[index], strict=True
+                ):
+                    (slots.data[at] if at >= 0 else host[-1 - at]).copy_(tiles.data[number])
+        assert self._memory is not None and self._copies is not None
+        memory = self._memory
+        return TieredTiles(
+            index, memory.slots, memory.table[index], memory.whole_table[index], memory.uses[index], *memory.host[index], memory.state,
+            memory.mailbox, self._share_blocks(), self._copies, split.shared_slot(index),
+        )  # fmt: skip
+
+    def _ready(self, gate_up: Tiles, down: Tiles) -> _Memory:
+        if self._memory is None:
+            self._memory = _Memory(self._split, gate_up, down)
+            hosts = [list(one) for one in zip(*self._memory.host, strict=True)]
+            self._copies = StreamedLayers(hosts[0], hosts[1], self._memory.slots, self._share_blocks())
+        return self._memory
+
+    def _share_blocks(self) -> int:
+        assert self._memory is not None
+        return self._split.share_blocks(self._memory.slots.down.tile_blocks)
+
+
+class DeviceTier:
+    """What holds the experts outside of the device, and answers for them, as long as the decoder lives."""
+
+    def __init__(self, split: DeviceSplit, memory: _Memory, copies: StreamedLayers, share: CpuShare | None) -> None:
+        self.split, self.share = split, share
+        self._memory, self._copies = memory, copies
+
+    def stats(self) -> TierStats:
+        expert = sum(tiles.data[0].numel() for tiles in (self._memory.slots.gate_up, self._memory.slots.down))
+        uses, table = self._memory.uses[:, :-1].cpu(), self._memory.table[:, :-1].cpu()
+        hits, misses = (int(uses[where].sum()) for where in (table >= 0, table < 0))
+        return TierStats(
+            host_bytes=self.split.num_layers * self.split.in_host * expert,
+            disk_bytes=0,
+            expert_slots=self.split.num_layers * self.split.on_device,
+            num_experts=self.split.num_layers * self.split.num_experts,
+            expert_hits=hits,
+            expert_misses=misses,
+            read_bytes=0,
+            read_seconds=0.0,
+        )
+
+    def close(self) -> None:
+        if self.share is not None:
+            self.share.close()
+        self._memory.pinned.close()
+
+
+def _like(tiles: Tiles, count: int) -> Tiles:
+    return layout.empty(count, tiles.rows, tiles.inputs, tiles.group, paired=tiles.paired, device=tiles.data.device)
+
+
+def _tables(split: DeviceSplit) -> tuple[Tensor, Tensor]:
+    """int32 [layers, experts + 1]: see TieredTiles."""
+    in_host = spread_numbers(split.num_experts, split.in_host)
+    table = torch.zeros(split.num_layers, split.num_experts + 1, dtype=torch.int32)
+    whole = table.clone()
+    for layer in range(split.num_layers):
+        next_host = next_slot = 0
+        for expert in range(split.num_experts):
+            if expert in in_host:
+                table[layer, expert] = -1 - next_host
+                whole[layer, expert] = split.staging + layer % 2 * split.in_host + next_host
+                next_host += 1
+            else:
+                table[layer, expert] = whole[layer, expert] = layer * split.on_device + next_slot
+                next_slot += 1
+        table[layer, -1] = whole[layer, -1] = split.shared_slot(layer)
+    return table, whole

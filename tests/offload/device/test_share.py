@@ -1,0 +1,104 @@
+"""The CPU's share of experts in host memory, against plain products of the same weights."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from windlass.kernels.cuda import layout
+from windlass.kernels.cuda.layout import Tiles, dequantize
+from windlass.kernels.cuda.tiered import ITEM_BYTES, ITEMS_AT, ROWS_AT, mailbox_bytes, sums_at
+from windlass.offload.device.share import CpuShare, library
+
+pytestmark = pytest.mark.cpu
+
+HIDDEN, WIDTH, EXPERTS = 512, 384, 6
+
+
+@pytest.fixture(scope="module")
+def lib() -> ctypes.CDLL:
+    found = library()
+    if found is None:
+        pytest.skip("no compiler")
+    return found
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("level", [0, 1], ids=["plain", "best"])
+def test_product_of_a_tile(lib: ctypes.CDLL, group: int, level: int) -> None:
+    tiles = layout.random(1, 16, HIDDEN, group, 1.0, device="cpu", seed=group)
+    x = torch.randn(HIDDEN, generator=torch.Generator().manual_seed(1))
+    out = torch.empty(16)
+    lib.tiles_product(
+        ctypes.c_void_p(tiles.data.data_ptr()), HIDDEN // 128, group, ctypes.c_void_p(x.data_ptr()), level, ctypes.c_void_p(out.data_ptr())
+    )
+    expected = dequantize(tiles, torch.float64)[0] @ x.double()
+    assert (out - expected).norm() / expected.norm() < 1e-4
+
+
+class Asked:
+    """A mailbox as the device fills it."""
+
+    def __init__(self, layers: list[tuple[Tiles, Tiles]], blocks: int, threads: int) -> None:
+        self.mailbox = torch.zeros(mailbox_bytes(HIDDEN) + 64, dtype=torch.uint8)
+        self.mailbox = self.mailbox[-self.mailbox.data_ptr() % 64 :][: mailbox_bytes(HIDDEN)]
+        gate_up, down = ([pair[i].data for pair in layers] for i in (0, 1))
+        self.share = CpuShare(gate_up, down, layers[0][0], self.mailbox, blocks, threads)
+
+    def ask(self, layer: int, x: Tensor, items: list[tuple[int, list[int], list[float]]]) -> Tensor:
+        """Items: expert, rows, weights."""
+        head = torch.tensor([x.shape[0], len(items), layer], dtype=torch.int32)
+        self.mailbox[4:16].view(torch.int32).copy_(head)
+        for number, (expert, rows, weights) in enumerate(items):
+            at = ITEMS_AT + number * ITEM_BYTES
+            padding = 8 - len(rows)
+            self.mailbox[at : at + 40].view(torch.int32).copy_(torch.tensor([expert, len(rows), *rows, *[-1] * padding]))
+            self.mailbox[at + 40 : at + 72].view(torch.float32).copy_(torch.tensor([*weights, *[0.0] * padding]))
+        self.mailbox[ROWS_AT : ROWS_AT + x.numel() * 2].view(torch.bfloat16).copy_(x.flatten())
+        self.share.ask()
+        start = sums_at(HIDDEN)
+        return self.mailbox[start : start + x.numel() * 4].view(torch.float32).view(x.shape).clone()
+
+
+def made(seed: int, group: int = 128) -> tuple[Tiles, Tiles]:
+    return (
+        layout.random(EXPERTS, 2 * WIDTH, HIDDEN, group, HIDDEN**-0.5, paired=True, device="cpu", seed=seed),
+        layout.random(EXPERTS, HIDDEN, WIDTH, group, WIDTH**-0.5, device="cpu", seed=seed + 1),
+    )
+
+
+def reference(layer: tuple[Tiles, Tiles], blocks: int, x: Tensor, items: list[tuple[int, list[int], list[float]]]) -> Tensor:
+    gate_up, down = (dequantize(tiles, torch.float64) for tiles in layer)
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    width = blocks * 128
+    for expert, rows, weights in items:
+        for row, weight in zip(rows, weights, strict=True):
+            y = gate_up[expert] @ x[row].double()
+            act = torch.nn.functional.silu(y[:WIDTH]) * y[WIDTH:]
+            out[row] += weight * (down[expert][:, :width] @ act[:width])
+    return out
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("group", [64, 128])
+def test_answers_every_question(lib: ctypes.CDLL, threads: int, group: int) -> None:
+    del lib
+    layers = [made(1, group), made(11, group)]
+    asked = Asked(layers, 2, threads)
+    source = torch.Generator().manual_seed(3)
+    questions = [
+        (0, 1, [(3, [0], [0.5])]),
+        (1, 3, [(0, [0, 2], [0.25, 1.0]), (5, [2], [-0.5])]),
+        (0, 64, [(2, list(range(8)), [0.1] * 8), (2, list(range(8, 11)), [0.3] * 3), (4, [63], [2.0])]),
+        (1, 2, []),
+    ]
+    for layer, rows, items in questions * 3:
+        x = torch.randn(rows, HIDDEN, generator=source).bfloat16()
+        found, expected = asked.ask(layer, x, items), reference(layers[layer], 2, x, items)
+        assert (found - expected).norm() <= 3e-4 * expected.norm()
+        assert torch.equal(found, asked.ask(layer, x, items)), "not the same twice"
+    assert asked.share.counts.num_bytes > 0
+    asked.share.close()
