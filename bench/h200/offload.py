@@ -23,6 +23,7 @@ from windlass.engine.protocol import Submit
 from windlass.families import rules
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.nn.decoder import Decoder
+from windlass.offload.device import plan
 from windlass.offload.device.weights import DeviceSplit, DeviceTier, DeviceTieredWeights
 from windlass.units import parse_bytes
 from windlass.weights.load.random import RandomWeights
@@ -94,8 +95,23 @@ def decode(engine: Engine, batch: int, new: int, prompt: int = 16) -> tuple[floa
     return times[len(times) // 2], len(times)
 
 
-def prefill(engine: Engine, tokens: int) -> float:
-    source = torch.Generator().manual_seed(tokens)
+def profile(engine: Engine) -> None:
+    """Of some decode steps of one sequence."""
+    engine.submit(Submit(id=10**7, token_ids=list(range(16)), sampling=GREEDY, max_tokens=12))
+    for _ in range(4):
+        engine.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(4):
+            engine.step()
+        torch.cuda.synchronize()
+    while not any(output.finish is not None for output in engine.step()):
+        pass
+    for row in sorted(found.key_averages(), key=lambda r: -r.device_time_total)[:14]:
+        print(f"     {row.key[:60]:60s} {row.count:5d} x {row.device_time_total / row.count:8.1f} us", flush=True)
+
+
+def prefill(engine: Engine, tokens: int, seed: int) -> float:
+    source = torch.Generator().manual_seed(seed)
     prompt = torch.randint(0, engine.num_tokens, (tokens,), generator=source).tolist()
     began = time.perf_counter()
     engine.submit(Submit(id=10**6, token_ids=prompt, sampling=GREEDY, max_tokens=1))
@@ -121,8 +137,9 @@ def table(name: str, options: argparse.Namespace) -> None:
     engine.warm_up()
     limits = engine.limits
     print(
-        f"  {limits.max_sequences} sequences, {limits.num_blocks * BLOCK_TOKENS:,} tokens of cache, steps of {limits.max_step_tokens}, {engine.runner.mode}; "
-        f"warm after {time.perf_counter() - began:.1f} s; {torch.cuda.memory_allocated() / 2**30:.1f} GiB allocated, "
+        f"  {limits.max_sequences} sequences, {limits.num_blocks * BLOCK_TOKENS:,} tokens of cache, "
+        f"steps of {limits.max_step_tokens}, {engine.runner.mode}; warm after {time.perf_counter() - began:.1f} s; "
+        f"{torch.cuda.memory_allocated() / 2**30:.1f} GiB allocated, "
         f"{torch.cuda.max_memory_allocated() / 2**30:.1f} at most, {torch.cuda.mem_get_info()[0] / 2**30:.1f} free",
         flush=True,
     )
@@ -134,9 +151,11 @@ def table(name: str, options: argparse.Namespace) -> None:
             f"  batch {batch:3d}: {batch / seconds:7.2f} tokens/s, {seconds * 1e3:8.2f} ms a step (median of {steps}){after(tier, before)}",
             flush=True,
         )
+    if options.profile:
+        profile(engine)
     for tokens in map(int, options.prompt.split(",")):
         if tokens <= limits.num_blocks * BLOCK_TOKENS:
-            seconds = min(prefill(engine, tokens) for _ in range(2))
+            seconds = min(prefill(engine, tokens, seed) for seed in range(2))
             print(f"  prefill of {tokens}: {tokens / seconds:,.0f} tokens/s ({seconds:.2f} s)", flush=True)
     engine.close()
     if tier is not None:
@@ -167,9 +186,13 @@ def main() -> int:
     parser.add_argument("--batch", default="1,8,64")
     parser.add_argument("--new", type=int, default=40)
     parser.add_argument("--prompt", default="8192")
+    parser.add_argument("--share", type=float, help="the CPU's part of experts in host memory")
+    parser.add_argument("--profile", action="store_true", help="microseconds by kernel of a step")
     parser.add_argument("--gpu-memory")
     parser.add_argument("--host-memory")
     options = parser.parse_args()
+    if options.share is not None:
+        plan.LINK_SPEED, plan.HOST_SPEED = 1 - options.share, options.share
     if "check" in options.what:
         check(options.model, options.layers or 4)
     if "table" in options.what:

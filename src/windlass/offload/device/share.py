@@ -17,7 +17,10 @@ from windlass.kernels.cuda.tiered import ITEMS_AT, MAX_ROWS, ROWS_AT, sums_at
 
 class _Shape(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("hidden", "width", "group", "blocks", "max_rows", "threads", "num_layers")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("hidden", "width", "group", "blocks", "max_rows", "threads", "num_layers", "plain")
+        ),
         ("mailbox", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("items_at", "rows_at", "sums_at")),
         ("gate_up", ctypes.c_void_p),
@@ -49,9 +52,14 @@ class CpuShare:
         shape: Tiles,
         mailbox: Tensor,
         blocks: int,
+        *,
         threads: int | None = None,
+        plain: bool = False,
     ) -> None:
-        """`gate_up`, `down`: of each layer, the experts in host memory; `shape`: of gate and up; `blocks`: the CPU's part."""
+        """`gate_up`, `down`: of each layer, the experts in host memory; `shape`: of gate and up; `blocks`: the CPU's part.
+
+        `plain`: rows of an expert are multiplied together as matrix instructions do it, without these; for tests.
+        """
         self._lib = library()
         assert self._lib is not None
         self._kept = (mailbox, gate_up, down)
@@ -64,6 +72,7 @@ class CpuShare:
             max_rows=MAX_ROWS,
             threads=threads or default_threads(),
             num_layers=len(gate_up),
+            plain=plain,
             mailbox=mailbox.data_ptr(),
             items_at=ITEMS_AT,
             rows_at=ROWS_AT,

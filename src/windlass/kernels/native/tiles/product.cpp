@@ -5,13 +5,20 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace tiles {
 
-static int place_of(int input) {
-    const int s = input / 16, p = input / 8 % 2, t = input % 8 / 2, e = input % 2;
-    return t * 16 + s * 4 + e * 2 + p;
-}
+struct Places {
+    uint8_t of[HALF];
+    constexpr Places() : of() {
+        for (int i = 0; i < HALF; i++) of[i] = uint8_t(i % 8 / 2 * 16 + i / 16 * 4 + i % 2 * 2 + i / 8 % 2);
+    }
+};
+static constexpr Places PLACES;
 
 void round_block(const float* x, float factor, Activations& out) {
     float largest = 0.f;
@@ -20,7 +27,7 @@ void round_block(const float* x, float factor, Activations& out) {
     out.step = largest > 1e-30f ? largest / 16256.f * factor : 0.f;
     for (int half = 0; half < 2; half++)
         for (int i = 0; i < HALF; i++) {
-            const int number = (int)std::lrintf(x[half * HALF + i] * inverse), high = (number + 64) >> 7, at = half * HALF + place_of(i);
+            const int number = (int)std::lrintf(x[half * HALF + i] * inverse), high = (number + 64) >> 7, at = half * HALF + PLACES.of[i];
             out.high[at] = (int8_t)high;
             out.low[at] = (int8_t)(number - high * 128);
         }
@@ -124,6 +131,67 @@ WIDE static void avx512(const uint8_t* tile, int blocks, const Activations* x, f
     for (int row = 0; row < ROWS; row++) _mm512_storeu_ps(sums + row * LANES, acc[row]);
 }
 
+#if defined(__linux__)
+#define MATRIX __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,amx-tile,amx-int8")))
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16};
+};
+
+// The system lets a process use the tile registers once it has asked.
+static bool may_use_tiles() {
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+MATRIX static void amx(const uint8_t* tile, int blocks, const Packed* x, float* out) {
+    static thread_local bool configured = false;
+    if (!configured) {
+        const TileConfig config;
+        _tile_loadconfig(&config);
+        configured = true;
+    }
+    alignas(64) uint8_t codes[2][ROWS][HALF];
+    alignas(64) int32_t sums[ROWS][COLUMNS];
+    alignas(64) float scales[ROWS];
+    __m512 acc[ROWS];
+    for (int row = 0; row < ROWS; row++) acc[row] = _mm512_setzero_ps();
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int block = 0; block < blocks; block++, x++, tile += block_bytes(128)) {
+        for (size_t line = 0; line < block_bytes(128); line += 64) _mm_prefetch((const char*)tile + 3 * block_bytes(128) + line, _MM_HINT_T0);
+        for (int half = 0; half < 2; half++)
+            for (int g = 0; g < 8; g++) {
+                const __m512i v = _mm512_loadu_si512(tile + half * 512 + g * 64);
+                _mm512_store_si512(codes[half][g], _mm512_and_si512(v, nibble));
+                _mm512_store_si512(codes[half][g + 8], _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
+            }
+        scales_avx512(tile + CODE_BYTES, 1.f, scales);
+        _tile_loadd(0, x->start, 0);  // the same for all rows of weights
+        _tile_loadd(1, codes[0], 64);
+        _tile_loadd(2, x->inputs[0], 64);
+        _tile_dpbusd(0, 1, 2);
+        _tile_loadd(3, codes[1], 64);
+        _tile_loadd(4, x->inputs[1], 64);
+        _tile_dpbusd(0, 3, 4);
+        _tile_stored(0, sums, 64);
+        const __m512 steps = _mm512_load_ps(x->steps);
+        for (int row = 0; row < ROWS; row++) {
+            const __m512 scale = _mm512_mul_ps(steps, _mm512_set1_ps(scales[row % 8 * 2 + row / 8]));
+            acc[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[row])), scale, acc[row]);
+        }
+    }
+    for (int row = 0; row < ROWS; row++) _mm512_storeu_ps(out + row * COLUMNS, acc[row]);
+}
+
+static bool has_tiles() {
+    unsigned a, b, c, d;
+    asm volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
+    return (d >> 24 & 1) && (d >> 25 & 1) && __builtin_cpu_supports("avx512vnni") && may_use_tiles();
+}
+#endif
+
 MIDDLE static inline __m256i dot_avx2(__m256i codes, __m256i x) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1));
 }
@@ -164,6 +232,46 @@ static Product best() {
 }
 
 Product product_for(int group) { return group == 128 ? best<128>() : group == 64 ? best<64>() : group == 32 ? best<32>() : nullptr; }
+
+// For tests on machines without such instructions.
+static void plain_packed(const uint8_t* tile, int blocks, const Packed* x, float* out) {
+    std::memset(out, 0, ROWS * COLUMNS * sizeof(float));
+    for (int block = 0; block < blocks; block++, x++, tile += block_bytes(128))
+        for (int row = 0; row < ROWS; row++)
+            for (int column = 0; column < COLUMNS; column++) {
+                int sum = x->start[column];
+                for (int half = 0; half < 2; half++)
+                    for (int i = 0; i < HALF; i++) {
+                        const uint8_t code = tile[half * 512 + row % 8 * 64 + i];
+                        sum += (row < 8 ? code & 15 : code >> 4) * ((const int8_t*)&x->inputs[half][i / 4][column])[i % 4];
+                    }
+                out[row * COLUMNS + column] += float(sum) * (bf16(tile + CODE_BYTES + (row % 8 * 2 + row / 8) * 2) * x->steps[column]);
+            }
+}
+
+PackedProduct packed_product_for(int group, bool plain) {
+    if (plain) return group == 128 ? plain_packed : nullptr;
+#if defined(__x86_64__) && defined(__linux__)
+    static const bool usable = has_tiles();
+    if (group == 128 && usable) return amx;
+#endif
+    return nullptr;
+}
+
+void pack(const Activations* const* rows, int count, Packed& out) {
+    std::memset(&out, 0, sizeof out);
+    for (int row = 0; row < count; row++)
+        for (int plane = 0; plane < 2; plane++) {
+            const int column = row * 2 + plane;
+            const int8_t* from = plane ? rows[row]->low : rows[row]->high;
+            int sum = 0;
+            for (int i = 0; i < BLOCK; i++) sum += from[i];
+            for (int half = 0; half < 2; half++)
+                for (int lane = 0; lane < LANES; lane++) std::memcpy(&out.inputs[half][lane][column], from + half * HALF + lane * 4, 4);
+            out.start[column] = -8 * sum;
+            out.steps[column] = plane ? rows[row]->step : rows[row]->step * 128.f;
+        }
+}
 
 // For tests: `level` 0 plain, 1 as above.
 extern "C" void tiles_product(const uint8_t* tile, int blocks, int group, const float* x, int level, float* out) {

@@ -2,6 +2,7 @@
 //
 // The device asks through a mailbox in pinned memory: items (expert, rows, weights), the rows, then a number that is one higher than the last. The
 // answer is the weighted sum of the experts' first `blocks` * 128 intermediate outputs; the device computes the others itself.
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cmath>
@@ -19,7 +20,7 @@
 
 namespace tiles {
 
-constexpr int ITEM_ROWS = 8, MEETINGS = 4;
+constexpr int ITEM_ROWS = 8;
 
 struct Item {
     int32_t expert, count, rows[ITEM_ROWS];
@@ -33,7 +34,7 @@ struct Mailbox {  // kernels/cuda/sources/offload.cu and kernels/cuda/tiered.py 
 };
 
 struct Shape {  // kernels/cpu/tile_share.py has the same
-    int64_t hidden, width, group, blocks, max_rows, threads, num_layers;
+    int64_t hidden, width, group, blocks, max_rows, threads, num_layers, plain;  // plain: packed products without special instructions, for tests
     const uint8_t* mailbox;
     int64_t items_at, rows_at, sums_at;
     const uint8_t* const* gate_up;  // of each layer: its experts in host memory, one after another
@@ -68,7 +69,7 @@ static double seconds() {
 
 class Share {
 public:
-    explicit Share(const Shape& shape) : s(shape), product(product_for((int)shape.group)) {
+    explicit Share(const Shape& shape) : s(shape), product(product_for((int)shape.group)), packed_product(packed_product_for((int)shape.group, shape.plain)) {
         last = box().asked.load(std::memory_order_acquire);  // here: the first question may come before the thread runs
         tile_blocks = s.hidden / BLOCK;
         gate_up_tile = tile_blocks * block_bytes((int)s.group);
@@ -93,6 +94,9 @@ private:
     struct Use {  // of an expert by a row
         int expert, row;
         float weight;
+    };
+    struct Group {  // uses of an expert that are computed together
+        int expert, first, count;
     };
     Mailbox& box() const { return *(Mailbox*)s.mailbox; }
 
@@ -131,16 +135,26 @@ private:
         if (act.size() < uses.size() * width) act.resize(uses.size() * width);
         if (inner.size() < uses.size() * s.blocks) inner.resize(uses.size() * s.blocks);
         by_row.assign(box().rows, {});
+        groups.clear();
+        if (packed_product)
+            for (size_t i = 0; i < experts.size(); i++)
+                for (int use = first_use[i]; use < first_use[i + 1]; use += PACKED_ROWS)
+                    groups.push_back({experts[i], use, std::min(PACKED_ROWS, first_use[i + 1] - use)});
+        // Where every expert has a single row, there is nothing to share.
+        if (groups.size() == uses.size()) groups.clear();
+        if (packed.size() < groups.size() * tile_blocks) packed.resize(groups.size() * tile_blocks);
+        if (packed_inner.size() < groups.size() * s.blocks) packed_inner.resize(groups.size() * s.blocks);
         for (size_t i = 0; i < uses.size(); i++) by_row[uses[i].row].push_back((int)i);
         for (auto& next : counters) next.store(0, std::memory_order_relaxed);
     }
     void run() {
-        const uint32_t now = epoch.fetch_add(1, std::memory_order_seq_cst) + 1;
+        epoch.fetch_add(1, std::memory_order_seq_cst);
         if (sleepers.load(std::memory_order_seq_cst)) wake_all(epoch);
-        work(now);
+        work(leader_met);
     }
     void help() {
         uint32_t seen = 0;
+        uint64_t met = 0;
         for (;;) {
             uint32_t now;
             for (int spins = 0; (now = epoch.load(std::memory_order_acquire)) == seen; spins++) {
@@ -155,12 +169,12 @@ private:
             }
             seen = now;
             if (stop.load()) return;
-            work(now);
+            work(met);
         }
     }
-    // All threads pass it together, MEETINGS times a run. The count is never reset: a thread may still be looking at it when the next run begins.
-    void meet(uint32_t run, uint32_t number) {
-        const uint64_t everyone = (uint64_t(run - 1) * MEETINGS + number) * s.threads;
+    // All threads pass it together. The count is never reset: a thread may still be looking at it when the next run begins. `met`: of a thread.
+    void meet(uint64_t& met) {
+        const uint64_t everyone = ++met * s.threads;
         arrived.fetch_add(1, std::memory_order_acq_rel);
         // Where others run on the same cores, the thread that is waited for may need this one.
         for (uint32_t spins = 0; arrived.load(std::memory_order_acquire) < everyone; spins++) spins < 20000 ? relax() : std::this_thread::yield();
@@ -173,50 +187,110 @@ private:
             for (size_t i = first; i < count && i < first + chunk; i++) body(i);
         }
     }
-    void work(uint32_t run) {
-        const uint32_t rows = box().rows;
-        const uint16_t* from = (const uint16_t*)(s.mailbox + s.rows_at);
-        each(0, rows * tile_blocks, 4, [&](size_t i) {
-            if (by_row[i / tile_blocks].empty()) return;
-            float wide[BLOCK];
-            for (int k = 0; k < BLOCK; k++) {
-                const uint32_t bits = uint32_t(from[i * BLOCK + k]) << 16;
-                std::memcpy(wide + k, &bits, 4);
-            }
-            round_block(wide, 1.f, x[i]);
-        });
-        meet(run, 1);
-        const size_t tiles = s.blocks * BLOCK / 8, width = s.blocks * BLOCK;
+    void work(uint64_t& met) {
+        each(0, box().rows * tile_blocks, 1, [&](size_t i) { round_input(i); });
+        meet(met);
+        if (groups.empty()) each_alone(met);
+        else each_packed(met);
+        meet(met);
+    }
+    void round_input(size_t i) {
+        if (by_row[i / tile_blocks].empty()) return;
+        const uint16_t* from = (const uint16_t*)(s.mailbox + s.rows_at) + i * BLOCK;
+        float wide[BLOCK];
+        for (int k = 0; k < BLOCK; k++) {
+            const uint32_t bits = uint32_t(from[k]) << 16;
+            std::memcpy(wide + k, &bits, 4);
+        }
+        round_block(wide, 1.f, x[i]);
+    }
+    void activate(int use, size_t tile, const float* gates, const float* ups, int stride) {
+        float* to = &act[use * s.blocks * BLOCK + tile * 8];
+        for (int k = 0; k < 8; k++) to[k] = gates[k * stride] / (1.f + std::exp(-gates[k * stride])) * ups[k * stride];
+    }
+    float* sums_of(size_t row) const { return (float*)(s.mailbox + s.sums_at) + row * s.hidden; }
+
+    // Every use of an expert by itself.
+    void each_alone(uint64_t& met) {
+        const size_t tiles = s.blocks * BLOCK / 8;
         const uint8_t *gate_up = s.gate_up[box().layer], *down = s.down[box().layer];
-        each(1, experts.size() * tiles, 2, [&](size_t i) {
+        each(1, experts.size() * tiles, 1, [&](size_t i) {
             const size_t number = i / tiles, tile = i % tiles;
             const uint8_t* weights = gate_up + experts[number] * gate_up_bytes + tile * gate_up_tile;
             for (int use = first_use[number]; use < first_use[number + 1]; use++) {
                 alignas(64) float sums[ROWS * LANES] = {}, out[ROWS];
                 product(weights, (int)tile_blocks, &x[uses[use].row * tile_blocks], sums);
                 add_lanes(sums, out);
-                for (int k = 0; k < 8; k++) act[use * width + tile * 8 + k] = out[k] / (1.f + std::exp(-out[k])) * out[8 + k];
+                activate(use, tile, out, out + 8, 1);
             }
         });
-        meet(run, 2);
+        meet(met);
         each(2, uses.size() * s.blocks, 1, [&](size_t i) { round_block(&act[i * BLOCK], uses[i / s.blocks].weight, inner[i]); });
-        meet(run, 3);
-        float* sums_to = (float*)(s.mailbox + s.sums_at);
-        each(3, s.hidden / ROWS, 2, [&](size_t tile) {
-            for (uint32_t row = 0; row < rows; row++) {
+        meet(met);
+        each(3, s.hidden / ROWS, 1, [&](size_t tile) {
+            for (uint32_t row = 0; row < box().rows; row++) {
                 alignas(64) float sums[ROWS * LANES] = {};
                 for (int use : by_row[row]) product(down + uses[use].expert * down_bytes + tile * down_tile, (int)s.blocks, &inner[use * s.blocks], sums);
-                add_lanes(sums, sums_to + row * s.hidden + tile * ROWS);
+                add_lanes(sums, sums_of(row) + tile * ROWS);
             }
         });
-        meet(run, 4);
+    }
+
+    // Uses of the same expert together.
+    void each_packed(uint64_t& met) {
+        const size_t tiles = s.blocks * BLOCK / 8;
+        const uint8_t *gate_up = s.gate_up[box().layer], *down = s.down[box().layer];
+        each(4, groups.size() * tile_blocks, 4, [&](size_t i) {
+            const Group& group = groups[i / tile_blocks];
+            const Activations* rows[PACKED_ROWS];
+            for (int k = 0; k < group.count; k++) rows[k] = &x[uses[group.first + k].row * tile_blocks + i % tile_blocks];
+            pack(rows, group.count, packed[i]);
+        });
+        meet(met);
+        each(1, groups.size() * tiles, 1, [&](size_t i) {
+            const Group& group = groups[i / tiles];
+            alignas(64) float out[ROWS * COLUMNS];
+            packed_product(gate_up + group.expert * gate_up_bytes + i % tiles * gate_up_tile, (int)tile_blocks, &packed[i / tiles * tile_blocks], out);
+            for (int k = 0; k < group.count; k++) {
+                for (int row = 0; row < ROWS; row++) out[row * COLUMNS + k * 2] += out[row * COLUMNS + k * 2 + 1];
+                activate(group.first + k, i % tiles, out + k * 2, out + 8 * COLUMNS + k * 2, COLUMNS);
+            }
+        });
+        meet(met);
+        each(2, groups.size() * s.blocks, 1, [&](size_t i) {
+            const Group& group = groups[i / s.blocks];
+            Activations rounded[PACKED_ROWS];
+            const Activations* rows[PACKED_ROWS];
+            for (int k = 0; k < group.count; k++) {
+                const int use = group.first + k;
+                round_block(&act[(use * s.blocks + i % s.blocks) * BLOCK], uses[use].weight, rounded[k]);
+                rows[k] = &rounded[k];
+            }
+            pack(rows, group.count, packed_inner[i]);
+        });
+        meet(met);
+        each(3, s.hidden / ROWS, 1, [&](size_t tile) {
+            for (uint32_t row = 0; row < box().rows; row++) std::memset(sums_of(row) + tile * ROWS, 0, ROWS * sizeof(float));
+            for (size_t i = 0; i < groups.size(); i++) {
+                alignas(64) float out[ROWS * COLUMNS];
+                packed_product(down + groups[i].expert * down_bytes + tile * down_tile, (int)s.blocks, &packed_inner[i * s.blocks], out);
+                for (int k = 0; k < groups[i].count; k++) {
+                    float* to = sums_of(uses[groups[i].first + k].row) + tile * ROWS;
+                    for (int row = 0; row < ROWS; row++) to[row] += out[row * COLUMNS + k * 2] + out[row * COLUMNS + k * 2 + 1];
+                }
+            }
+        });
     }
 
     const Shape s;
     const Product product;
+    const PackedProduct packed_product;
     uint32_t last;  // question
     size_t tile_blocks, gate_up_tile, gate_up_bytes, down_tile, down_bytes;
     std::vector<Activations> x, inner;
+    std::vector<Packed> packed, packed_inner;
+    std::vector<Group> groups;
+    uint64_t leader_met = 0;
     std::vector<float> act;
     std::vector<Use> uses;
     std::vector<int> experts, first_use;
@@ -225,7 +299,7 @@ private:
     alignas(64) std::atomic<uint32_t> epoch{0};
     alignas(64) std::atomic<uint32_t> sleepers{0};
     alignas(64) std::atomic<uint64_t> arrived{0};
-    alignas(64) std::atomic<size_t> counters[4];
+    alignas(64) std::atomic<size_t> counters[5];
     std::atomic<double> busy{0.0};
     std::atomic<uint64_t> bytes{0};
     std::vector<std::thread> helpers;

@@ -20,6 +20,14 @@ struct alignas(64) Activations {
     float unused[15];
 };
 
+// Up to 8 rows of activations for matrix instructions (AMX): of each half, four inputs of every column; a row has two columns, high and low.
+constexpr int PACKED_ROWS = 8, COLUMNS = 16;
+struct alignas(64) Packed {
+    int32_t inputs[2][LANES][COLUMNS];
+    int32_t start[COLUMNS];
+    float steps[COLUMNS];
+};
+
 inline size_t block_bytes(int group) { return CODE_BYTES + size_t(BLOCK / group) * ROWS * 2; }
 
 void round_block(const float* x, float factor, Activations& out);
@@ -27,6 +35,11 @@ void round_block(const float* x, float factor, Activations& out);
 // Adds to sums[ROWS][LANES]: their sum over lanes is the product of a row.
 using Product = void (*)(const uint8_t* tile, int blocks, const Activations* x, float* sums);
 Product product_for(int group);
+
+// The same for several rows at once: out[ROWS][COLUMNS], two columns to be added. Null where there are no such instructions, or for other groups.
+using PackedProduct = void (*)(const uint8_t* tile, int blocks, const Packed* x, float* out);
+PackedProduct packed_product_for(int group, bool plain);
+void pack(const Activations* const* rows, int count, Packed& out);
 
 void add_lanes(const float* sums, float* out);  // [ROWS][LANES] -> [ROWS]
 
