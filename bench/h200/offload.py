@@ -17,13 +17,14 @@ from engine_speed import make_step, shape_of
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
 from windlass.core.scheme import scheme
+from windlass.core.tiers.values import Speeds
 from windlass.engine.engine import Engine
 from windlass.engine.load import build, make_engine, with_limits
 from windlass.engine.protocol import Submit
 from windlass.families import rules
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.nn.decoder import Decoder
-from windlass.offload.device import plan
+from windlass.offload.device import weights
 from windlass.offload.device.weights import DeviceSplit, DeviceTier, DeviceTieredWeights
 from windlass.units import parse_bytes
 from windlass.weights.load.random import RandomWeights
@@ -35,16 +36,16 @@ def check(name: str, layers: int) -> None:
     assert moe is not None
     first = next(i for i, layer in enumerate(spec.layers) if layer.feed_forward == moe)
 
-    def weights() -> RandomWeights:
+    def random() -> RandomWeights:
         return RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cuda", tiled=True)
 
     tokens = torch.randint(0, spec.vocab_size, (64, 24), dtype=torch.int32)
-    whole = logits(Decoder(spec, weights(), 4096), tokens)
-    again = logits(Decoder(spec, weights(), 4096), tokens)
+    whole = logits(Decoder(spec, random(), 4096), tokens)
+    again = logits(Decoder(spec, random(), 4096), tokens)
     print("whole again:", differences(whole, again), flush=True)
     for on_device, share in ((moe.num_experts * 2 // 3, 0.6), (moe.num_experts // 4, 0.0), (moe.num_experts // 4, 1.0), (0, 0.4)):
         split = DeviceSplit(layers - first, moe.num_experts, on_device, moe.shared_intermediate_size > 0, share)
-        source = DeviceTieredWeights(weights(), split, first)
+        source = DeviceTieredWeights(random(), split, first)
         decoder = Decoder(spec, source, 4096)
         decoder.tier = source.finish()
         print(f"{on_device} experts on the device, CPU's part {share}:", differences(whole, logits(decoder, tokens)), flush=True)
@@ -133,6 +134,9 @@ def table(name: str, options: argparse.Namespace) -> None:
     built = build(launch, "cuda")
     print(f"{name}: {built.offloaded or 'all on the device'}; weights after {time.perf_counter() - began:.1f} s", flush=True)
     engine = make_engine(with_limits(launch, built), built.decoder, "cuda")
+    measured = built.decoder.tier.measure() if built.decoder.tier is not None else None
+    if measured is not None:
+        print(f"  link {measured.link / 1e9:.1f} GB/s beside CPU kernels {measured.host / 1e9:.1f} GB/s", flush=True)
     began = time.perf_counter()
     engine.warm_up()
     limits = engine.limits
@@ -192,7 +196,7 @@ def main() -> int:
     parser.add_argument("--host-memory")
     options = parser.parse_args()
     if options.share is not None:
-        plan.LINK_SPEED, plan.HOST_SPEED = 1 - options.share, options.share
+        weights.measured_speeds = lambda *_: Speeds(host=options.share, link=1 - options.share, disk=0.0)
     if "check" in options.what:
         check(options.model, options.layers or 4)
     if "table" in options.what:

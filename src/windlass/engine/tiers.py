@@ -116,7 +116,7 @@ def _beside_device(
     except BaseException:
         source.abort()
         raise
-    return BuiltDecoder(built, plan.kv_bytes, plan.line, MAX_ROWS, plan.step_tokens)
+    return BuiltDecoder(built, plan.kv_bytes, built.tier.line, MAX_ROWS, plan.step_tokens)
 
 
 def tier_stats(decoder: Any) -> TierStats | None:

@@ -50,7 +50,7 @@ class Asked:
     def __init__(self, layers: list[tuple[Tiles, Tiles]], blocks: int, threads: int, plain: bool = False) -> None:
         self.mailbox = torch.zeros(mailbox_bytes(HIDDEN) + 64, dtype=torch.uint8)
         self.mailbox = self.mailbox[-self.mailbox.data_ptr() % 64 :][: mailbox_bytes(HIDDEN)]
-        gate_up, down = ([pair[i].data for pair in layers] for i in (0, 1))
+        gate_up, down = [first.data for first, _ in layers], [second.data[:, :, :blocks].contiguous() for _, second in layers]
         self.share = CpuShare(gate_up, down, layers[0][0], self.mailbox, blocks, threads=threads, plain=plain)
 
     def ask(self, layer: int, x: Tensor, items: list[tuple[int, list[int], list[float]]]) -> Tensor:

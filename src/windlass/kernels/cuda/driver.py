@@ -267,6 +267,48 @@ def _make_rows_map(address: int, tiles: int, blocks: int, block_bytes: int, rows
     return torch.frombuffer(bytearray(ctypes.string_at(at, MAP_BYTES)), dtype=torch.uint8)
 
 
+class _Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = [
+        *((f"from_{name}", kind) for name, kind in (("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("kind", ctypes.c_uint))),
+        *((f"from_{name}", ctypes.c_void_p) for name in ("host", "device", "array")),
+        ("from_pitch", ctypes.c_size_t),
+        *((f"to_{name}", kind) for name, kind in (("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("kind", ctypes.c_uint))),
+        *((f"to_{name}", ctypes.c_void_p) for name in ("host", "device", "array")),
+        ("to_pitch", ctypes.c_size_t),
+        ("width", ctypes.c_size_t),
+        ("height", ctypes.c_size_t),
+    ]
+
+
+HOST_MEMORY, DEVICE_MEMORY = 1, 2
+"""CU_MEMORYTYPE_*."""
+
+
+def copy_rows(source: Tensor, out: Tensor) -> None:
+    """From pinned host memory, contiguous, to a part of each row of an array on the device, by the copy engine on the current stream.
+
+    uint8 [matrices, rows, blocks, bytes]; rows of `out` may lie further apart, as matrices do.
+    """
+    matrices, rows, blocks, size = out.shape
+    if not out.numel():
+        return
+    assert source.is_contiguous() and out.stride(0) == rows * out.stride(1) and out.stride(2) == size
+    copy = _Copy2D(
+        from_kind=HOST_MEMORY,
+        from_host=source.data_ptr(),
+        from_pitch=blocks * size,
+        to_kind=DEVICE_MEMORY,
+        to_device=out.data_ptr(),
+        to_pitch=out.stride(1),
+        width=blocks * size,
+        height=matrices * rows,
+    )
+    stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+    _check(_driver().cuMemcpy2DAsync_v2(ctypes.byref(copy), stream), "copying to the device")
+
+
 @functools.cache
 def num_processors(device: int = 0) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count

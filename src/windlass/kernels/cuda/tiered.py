@@ -16,8 +16,8 @@ from windlass.kernels.cuda import driver
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import Routes
 
-FETCH_BLOCKS = 32
-"""A few processors are enough to fill the link."""
+FETCH_BLOCKS = 64
+"""A few of its processors are enough to fill the link."""
 PATIENCE_NANOSECONDS = 20 * 10**9
 """For an answer of the CPU."""
 ITEM_BYTES = 72
@@ -74,6 +74,7 @@ class TieredTiles:
     host_gate_up: Tensor
     """uint8 [experts in host memory, ...], pinned."""
     host_down: Tensor
+    """Their tiles' blocks after the CPU's, pinned: what the device reads of them in steps of few rows."""
     state: Tensor
     """int32, of all layers (sources/offload.cu)."""
     mailbox: Tensor
@@ -115,9 +116,9 @@ class TieredTiles:
             return
         run = driver.kernel("offload.cu", "PPPPPQQQIII", "fetch", packed=False)
         run(
-            (FETCH_BLOCKS,), 512, self.state, self.host_gate_up, self.host_down, gate_up.data, down.data,
+            (FETCH_BLOCKS,), 256, self.state, self.host_gate_up, self.host_down, gate_up.data, down.data,
             gate_up.num_tiles * gate_up.tile_bytes, share_tiles(blocks) * gate_up.tile_bytes, down.num_tiles * down.tile_bytes, down.tile_bytes,
-            blocks * down.block_bytes, slots.staging,
+            (down.tile_blocks - blocks) * down.block_bytes, slots.staging,
         )  # fmt: skip
 
     def collect(self, h: Tensor) -> None:

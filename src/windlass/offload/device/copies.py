@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from windlass.kernels.cuda import driver
 from windlass.kernels.cuda.tiered import ExpertSlots, share_tiles
+
+
+class HostExperts(NamedTuple):
+    """The experts of a layer that lie in host memory, pinned. Down is cut where the CPU's part ends, so that both parts are read in one piece."""
+
+    gate_up: Tensor
+    """uint8 [experts, tiles, blocks, block bytes]"""
+    down_share: Tensor
+    """The blocks whose inputs the CPU computes."""
+    down: Tensor
+    """The others."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.numel() for part in self)
+
+    def put(self, place: int, gate_up: Tensor, down: Tensor) -> None:
+        blocks = self.down_share.shape[2]
+        self.gate_up[place].copy_(gate_up)
+        self.down_share[place].copy_(down[:, :blocks])
+        self.down[place].copy_(down[:, blocks:])
 
 
 class StreamedLayers:
     """Layers take turns in the two halves of the staging slots. After the last one, the part of the slots that belongs to the CPU in steps of few
     rows is zero again."""
 
-    def __init__(self, gate_up: Sequence[Tensor], down: Sequence[Tensor], slots: ExpertSlots, share_blocks: int) -> None:
-        self._host = list(zip(gate_up, down, strict=True))
-        self._slots, self._share_blocks = slots, share_blocks
-        self._half = gate_up[0].shape[0]
+    def __init__(self, host: Sequence[HostExperts], slots: ExpertSlots, share_blocks: int) -> None:
+        self._host, self._slots, self._share_blocks = host, slots, share_blocks
+        self._half = host[0].gate_up.shape[0]
         self._stream = torch.cuda.Stream(slots.gate_up.data.device)
         self._copied, self._used = ([torch.cuda.Event(), torch.cuda.Event()] for _ in range(2))
         self.num_bytes = 0
@@ -47,7 +69,10 @@ class StreamedLayers:
         first = self._slots.staging + layer % 2 * self._half
         with torch.cuda.stream(self._stream):
             self._used[layer % 2].wait()
-            for tiles, host in zip((self._slots.gate_up, self._slots.down), self._host[layer], strict=True):
-                tiles.data[first : first + self._half].copy_(host, non_blocking=True)
-                self.num_bytes += host.numel()
+            host, blocks = self._host[layer], self._share_blocks
+            gate_up, down = (tiles.data[first : first + self._half] for tiles in (self._slots.gate_up, self._slots.down))
+            gate_up.copy_(host.gate_up, non_blocking=True)
+            driver.copy_rows(host.down_share, down[:, :, :blocks])
+            driver.copy_rows(host.down, down[:, :, blocks:])
+            self.num_bytes += host.num_bytes
             self._copied[layer % 2].record()

@@ -10,7 +10,6 @@ from windlass.core.model import ModelSpec, MoE, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
 from windlass.core.tiers.values import Demand
 from windlass.errors import DoesNotFit
-from windlass.offload.device.share import library
 from windlass.offload.device.weights import DeviceSplit
 from windlass.offload.placement import host_budget
 from windlass.units import MIB, format_bytes
@@ -27,8 +26,6 @@ STEP_TOKENS, LEAST_STEP_TOKENS = 8192, 1024
 """Rows of the largest step: weights are copied once for all of them."""
 STEP_SHARE = 1 / 24
 """Of the device, for the activations of such a step."""
-LINK_SPEED, HOST_SPEED = 52e9, 85e9
-"""Bytes per second over PCIe 5 and by CPU kernels, both at once."""
 
 
 class DevicePlan(NamedTuple):
@@ -40,14 +37,6 @@ class DevicePlan(NamedTuple):
     device_bytes: int
     """Of routed experts on the device."""
     host_bytes: int
-
-    @property
-    def line(self) -> str:
-        split = self.split
-        return (
-            f"{split.on_device} of {split.num_experts} experts of each layer on the device ({format_bytes(self.device_bytes)}), "
-            f"{split.in_host} in host memory ({format_bytes(self.host_bytes)}), where the CPU computes {split.share:.0%} of them"
-        )
 
 
 def plan_device(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch) -> DevicePlan:
@@ -67,8 +56,7 @@ def plan_device(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch)
             f"{format_bytes(short)} are missing; lower --context, or use a larger device",
             short,
         )
-    share = HOST_SPEED / (HOST_SPEED + LINK_SPEED) if library() is not None else 0.0
-    split = DeviceSplit(layers, per_layer, on_device, moe.shared_intermediate_size > 0, share)
+    split = DeviceSplit(layers, per_layer, on_device, moe.shared_intermediate_size > 0)
     sizes = (layers * count * pool.expert_bytes for count in (on_device, per_layer - on_device))
     return DevicePlan(split, first, kv_bytes, step_tokens, *sizes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -9,14 +10,17 @@ from torch import Tensor
 
 from windlass.core.tiers.placement import spread_numbers
 from windlass.core.tiers.stats import TierStats
+from windlass.core.tiers.values import Speeds
 from windlass.errors import Impossible
 from windlass.kernels.cuda import layout
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.tiered import STATE_WORDS, ExpertSlots, TieredTiles, mailbox_bytes
-from windlass.offload.device.copies import StreamedLayers
+from windlass.offload.device.copies import HostExperts, StreamedLayers
 from windlass.offload.device.pinned import PinnedMemory
 from windlass.offload.device.share import CpuShare
+from windlass.offload.device.speeds import measured_speeds
 from windlass.offload.weights import ExpertSource
+from windlass.units import format_bytes
 
 PIECE = 16
 """Experts that are loaded at a time."""
@@ -30,8 +34,8 @@ class DeviceSplit(NamedTuple):
     on_device: int
     """Of each layer."""
     has_shared: bool
-    share: float
-    """Of an expert in host memory, the part that the CPU computes."""
+    share: float | None = None
+    """Of an expert in host memory, the part that the CPU computes. None: as the speeds of CPU and link say, which are measured."""
 
     @property
     def in_host(self) -> int:
@@ -49,7 +53,7 @@ class DeviceSplit(NamedTuple):
         return self.num_layers * self.on_device + layer * self.has_shared
 
     def share_blocks(self, blocks: int) -> int:
-        return min(blocks, round(self.share * blocks))
+        return min(blocks, round((self.share or 0.0) * blocks))
 
 
 class _Memory:
@@ -61,17 +65,24 @@ class _Memory:
         for tiles in (self.slots.gate_up, self.slots.down):
             tiles.data[split.staging :].zero_()
         self.pinned = PinnedMemory()
-        self.host: list[tuple[Tensor, Tensor]] = []
-        for _ in range(split.num_layers):
-            shapes = [(split.in_host, *tiles.data.shape[1:]) for tiles in (gate_up, down)]
-            sizes = [torch.Size(shape).numel() for shape in shapes]
-            first, second = self.pinned.piece(sum(sizes)).split(sizes)
-            self.host.append((first.view(shapes[0]), second.view(shapes[1])))
+        self.share_blocks = split.share_blocks(down.tile_blocks)
+        self.host = [self._host_experts(split.in_host, gate_up, down) for _ in range(split.num_layers)]
         self.mailbox = self.pinned.piece(mailbox_bytes(gate_up.inputs))
         self.state = torch.zeros(STATE_WORDS + split.num_experts, dtype=torch.int32, device=device)
         places, slots = _tables(split)
         self.table, self.whole_table = places.to(device), slots.to(device)
         self.uses = torch.zeros_like(self.table)
+
+    def _host_experts(self, count: int, gate_up: Tiles, down: Tiles) -> HostExperts:
+        _, tiles, blocks, size = down.data.shape
+        shapes = [
+            (count, *gate_up.data.shape[1:]),
+            (count, tiles, self.share_blocks, size),
+            (count, tiles, blocks - self.share_blocks, size),
+        ]
+        sizes = [prod(shape) for shape in shapes]
+        parts = self.pinned.piece(sum(sizes)).split(sizes)
+        return HostExperts(*(part.view(shape) for part, shape in zip(parts, shapes, strict=True)))
 
 
 class DeviceTieredWeights:
@@ -111,9 +122,11 @@ class DeviceTieredWeights:
 
     def finish(self) -> DeviceTier:
         assert self._memory is not None and self._copies is not None
-        blocks, tiles = self._share_blocks(), self._memory.slots.gate_up
-        gate_up, down = (list(one) for one in zip(*self._memory.host, strict=True))
-        share = CpuShare(gate_up, down, tiles, self._memory.mailbox, blocks) if blocks else None
+        memory, host = self._memory, self._memory.host
+        gate_up, down = [layer.gate_up for layer in host], [layer.down_share for layer in host]
+        share = (
+            CpuShare(gate_up, down, memory.slots.gate_up, memory.mailbox, memory.share_blocks) if memory.share_blocks else None
+        )
         return DeviceTier(self._split, self._memory, self._copies, share)
 
     def abort(self) -> None:
@@ -134,21 +147,19 @@ class DeviceTieredWeights:
                     (slots.data[at] if at >= 0 else host[-1 - at]).copy_(tiles.data[number])
         assert self._memory is not None and self._copies is not None
         memory = self._memory
+        host = memory.host[index]
         return TieredTiles(
-            index, memory.slots, memory.table[index], memory.whole_table[index], memory.uses[index], *memory.host[index], memory.state,
-            memory.mailbox, self._share_blocks(), self._copies, split.shared_slot(index),
+            index, memory.slots, memory.table[index], memory.whole_table[index], memory.uses[index], host.gate_up, host.down, memory.state,
+            memory.mailbox, memory.share_blocks, self._copies, split.shared_slot(index),
         )  # fmt: skip
 
     def _ready(self, gate_up: Tiles, down: Tiles) -> _Memory:
         if self._memory is None:
-            self._memory = _Memory(self._split, gate_up, down)
-            hosts = [list(one) for one in zip(*self._memory.host, strict=True)]
-            self._copies = StreamedLayers(hosts[0], hosts[1], self._memory.slots, self._share_blocks())
+            if self._split.share is None:
+                self._split = self._split._replace(share=measured_speeds(gate_up, down).cpu_share)
+            self._memory = memory = _Memory(self._split, gate_up, down)
+            self._copies = StreamedLayers(memory.host, memory.slots, memory.share_blocks)
         return self._memory
-
-    def _share_blocks(self) -> int:
-        assert self._memory is not None
-        return self._split.share_blocks(self._memory.slots.down.tile_blocks)
 
 
 class DeviceTier:
@@ -158,20 +169,36 @@ class DeviceTier:
         self.split, self.share = split, share
         self._memory, self._copies = memory, copies
 
-    def stats(self) -> TierStats:
+    @property
+    def line(self) -> str:
+        """For the user."""
+        split, (device, host) = self.split, self._sizes()
+        return (
+            f"{split.on_device} of {split.num_experts} experts of each layer on the device ({format_bytes(device)}), "
+            f"{split.in_host} in host memory ({format_bytes(host)}), where the CPU computes {split.share or 0:.0%} of them"
+        )
+
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes of experts on the device and in host memory."""
         expert = sum(tiles.data[0].numel() for tiles in (self._memory.slots.gate_up, self._memory.slots.down))
+        return self.split.num_layers * self.split.on_device * expert, self.split.num_layers * self.split.in_host * expert
+
+    def stats(self) -> TierStats:
+        device_bytes, host_bytes = self._sizes()
         uses, table = self._memory.uses[:, :-1].cpu(), self._memory.table[:, :-1].cpu()
         hits, misses = (int(uses[where].sum()) for where in (table >= 0, table < 0))
         return TierStats(
-            host_bytes=self.split.num_layers * self.split.in_host * expert,
-            disk_bytes=0,
+            device_bytes=device_bytes,
+            host_bytes=host_bytes,
             expert_slots=self.split.num_layers * self.split.on_device,
             num_experts=self.split.num_layers * self.split.num_experts,
             expert_hits=hits,
             expert_misses=misses,
-            read_bytes=0,
-            read_seconds=0.0,
         )
+
+    def measure(self) -> Speeds:
+        """Link and CPU, each beside the other. Not while a step runs."""
+        return measured_speeds(self._memory.slots.gate_up, self._memory.slots.down)
 
     def close(self) -> None:
         if self.share is not None:

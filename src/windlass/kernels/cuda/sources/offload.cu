@@ -95,34 +95,35 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 // ---- the device's part of the experts that `place` found missing, read from host memory through the link. Of gate and up the bytes from `gate_up_from` on;
-// of each tile of down the bytes from `down_from` on.
-extern "C" __global__ void __launch_bounds__(512)
+// of each tile of down the last `down_part` bytes, which lie together in host memory.
+extern "C" __global__ void __launch_bounds__(256)
     fetch(const u32* state, const u8* host_gate_up, const u8* host_down, u8* gate_up, u8* down, u64 gate_up_bytes, u64 gate_up_from, u64 down_bytes,
-          u32 down_tile, u32 down_from, u32 staging) {
+          u32 down_tile, u32 down_part, u32 staging) {
     launch_next();
     wait_previous();
-    const u32 count = __ldcg(state + FETCHED), tile_part = (down_tile - down_from) / 16;
-    const u32 first = (u32)((gate_up_bytes - gate_up_from) / 16), second = (u32)(down_bytes / down_tile) * tile_part, each = first + second;
-    for (u32 expert = 0; expert < count; expert++) {
-        const u64 place = __ldcg(state + PLACES + expert), slot = staging + expert;
-        const u8 *from_a = host_gate_up + place * gate_up_bytes + gate_up_from, *from_b = host_down + place * down_bytes;
-        u8 *to_a = gate_up + slot * gate_up_bytes + gate_up_from, *to_b = down + slot * down_bytes;
-        const u32 threads = gridDim.x * 512;
-        for (u32 base = blockIdx.x * 512 + threadIdx.x; base < each; base += threads * 8) {
-            uint4 v[8];
+    const u32 part = down_part / 16, first = (u32)((gate_up_bytes - gate_up_from) / 16), each = first + (u32)(down_bytes / down_tile) * part;
+    const u32 total = __ldcg(state + FETCHED) * each, threads = gridDim.x * 256;
+    for (u32 base = blockIdx.x * 256 + threadIdx.x; base < total; base += threads * 8) {
+        uint4 v[8];
+        u8* to[8];
 #pragma unroll
-            for (u32 k = 0; k < 8; k++) {
-                const u32 j = base + k * threads, b = j - first;
-                if (j < first) v[k] = load_host(from_a + (u64)j * 16);
-                else if (j < each) v[k] = load_host(from_b + (u64)(b / tile_part) * down_tile + down_from + b % tile_part * 16);
-            }
-#pragma unroll
-            for (u32 k = 0; k < 8; k++) {
-                const u32 j = base + k * threads, b = j - first;
-                if (j < first) *(uint4*)(to_a + (u64)j * 16) = v[k];
-                else if (j < each) *(uint4*)(to_b + (u64)(b / tile_part) * down_tile + down_from + b % tile_part * 16) = v[k];
+        for (u32 k = 0; k < 8; k++) {
+            const u32 j = base + k * threads;
+            if (j >= total) break;
+            const u32 expert = j / each, i = j - expert * each;
+            const u64 place = __ldcg(state + PLACES + expert), slot = staging + expert;
+            if (i < first) {
+                v[k] = load_host(host_gate_up + place * gate_up_bytes + gate_up_from + (u64)i * 16);
+                to[k] = gate_up + slot * gate_up_bytes + gate_up_from + (u64)i * 16;
+            } else {
+                const u32 b = i - first, tile = b / part;
+                v[k] = load_host(host_down + (place * (each - first) + b) * 16);
+                to[k] = down + slot * down_bytes + (u64)tile * down_tile + (down_tile - down_part) + (b - tile * part) * 16;
             }
         }
+#pragma unroll
+        for (u32 k = 0; k < 8; k++)
+            if (base + k * threads < total) *(uint4*)to[k] = v[k];
     }
 }
 

@@ -80,6 +80,7 @@ static void plain(const uint8_t* tile, int blocks, const Activations* x, float* 
 
 #if defined(__x86_64__)
 #define WIDE __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+constexpr size_t AHEAD = 4;  // blocks; of 1 to 16 the fastest (docs/reference/cuda-notes.md, 28)
 #define MIDDLE __attribute__((target("avx2,fma")))
 
 // Scales of the 16 rows of a group, times the step of the activations: row g beside row g + 8.
@@ -96,7 +97,7 @@ WIDE static void avx512(const uint8_t* tile, int blocks, const Activations* x, f
     alignas(64) float scales[BLOCK / GROUP][ROWS];
     for (int block = 0; block < blocks; block++, x++, tile += block_bytes(GROUP)) {
         // The hardware's own prefetching stops at the end of a page.
-        for (size_t line = 0; line < block_bytes(GROUP); line += 64) _mm_prefetch((const char*)tile + 3 * block_bytes(GROUP) + line, _MM_HINT_T0);
+        for (size_t line = 0; line < block_bytes(GROUP); line += 64) _mm_prefetch((const char*)tile + AHEAD * block_bytes(GROUP) + line, _MM_HINT_T1);
         for (int group = 0; group < BLOCK / GROUP; group++) scales_avx512(tile + CODE_BYTES + group * ROWS * 2, x->step, scales[group]);
         const __m512i h0 = _mm512_load_si512(x->high), h1 = _mm512_load_si512(x->high + HALF);
         const __m512i l0 = _mm512_load_si512(x->low), l1 = _mm512_load_si512(x->low + HALF);
@@ -160,7 +161,7 @@ MATRIX static void amx(const uint8_t* tile, int blocks, const Packed* x, float* 
     for (int row = 0; row < ROWS; row++) acc[row] = _mm512_setzero_ps();
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int block = 0; block < blocks; block++, x++, tile += block_bytes(128)) {
-        for (size_t line = 0; line < block_bytes(128); line += 64) _mm_prefetch((const char*)tile + 3 * block_bytes(128) + line, _MM_HINT_T0);
+        for (size_t line = 0; line < block_bytes(128); line += 64) _mm_prefetch((const char*)tile + AHEAD * block_bytes(128) + line, _MM_HINT_T1);
         for (int half = 0; half < 2; half++)
             for (int g = 0; g < 8; g++) {
                 const __m512i v = _mm512_loadu_si512(tile + half * 512 + g * 64);
