@@ -7,6 +7,8 @@ staging slots the CPU's part stays zero, so that kernels need not know. `offload
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,9 +26,10 @@ ITEM_BYTES = 72
 ITEMS_AT, MAX_ITEMS = 4096, 640
 ROWS_AT = -(-(ITEMS_AT + MAX_ITEMS * ITEM_BYTES) // 4096) * 4096
 """Offsets in the mailbox; sums follow the rows (kernels/native/tiles/share.cpp, sources/offload.cu)."""
-STATE_WORDS = 4
-FAILED = 2
-"""Of the state: set where an answer never came."""
+STATE_WORDS, FETCHED = 4, 3
+"""Of the state: words before the places of experts, and which of them is the number of these."""
+FAILED_AT = 68
+"""In the mailbox: a word that is set where an answer never came."""
 MAX_ROWS = 64
 
 
@@ -81,7 +84,8 @@ class TieredTiles:
     """uint8, pinned, of all layers."""
     share_blocks: int
     """Of the intermediate outputs of an expert in host memory, in blocks of 128: the CPU's part."""
-    copies: LayerCopies
+    copies: LayerCopies | None
+    """None: only for steps of few rows."""
     shared_slot: int
 
     @property
@@ -129,6 +133,14 @@ class TieredTiles:
         rows, hidden = h.shape
         base = self.mailbox.data_ptr()
         run((min(rows, 16),), 256, self.state, base, base + sums_at(hidden), h, rows, hidden, PATIENCE_NANOSECONDS)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Within, kernels find all experts of the layer on the device."""
+        assert self.copies is not None
+        self.copies.before(self.layer)
+        yield
+        self.copies.after(self.layer)
 
     def use_whole(self, routes: Routes) -> Routes:
         """Experts of the items become slots, all of which hold whole experts."""

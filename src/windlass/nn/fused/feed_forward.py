@@ -227,16 +227,12 @@ class OffloadedFeed(RoutedFeed):
         return parts
 
     def wide(self, x: Tensor) -> Parts:
-        self._tiers.copies.before(self._tiers.layer)
-        parts = super().wide(x)
-        self._tiers.copies.after(self._tiers.layer)
-        return parts
+        with self._tiers.whole():
+            return super().wide(x)
 
     def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
-        self._tiers.copies.before(self._tiers.layer)
-        parts = super().wide_int8(x, rounded)
-        self._tiers.copies.after(self._tiers.layer)
-        return parts
+        with self._tiers.whole():
+            return super().wide_int8(x, rounded)
 
     def _dispatched(self, x: Tensor, item_rows: int) -> Routes:
         return self._tiers.use_whole(super()._dispatched(x, item_rows))

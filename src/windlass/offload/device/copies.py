@@ -40,8 +40,9 @@ class StreamedLayers:
     def __init__(self, host: Sequence[HostExperts], slots: ExpertSlots, share_blocks: int) -> None:
         self._host, self._slots, self._share_blocks = host, slots, share_blocks
         self._half = host[0].gate_up.shape[0]
-        self._stream = torch.cuda.Stream(slots.gate_up.data.device)
-        self._copied, self._used = ([torch.cuda.Event(), torch.cuda.Event()] for _ in range(2))
+        if slots.gate_up.data.is_cuda:
+            self._stream = torch.cuda.Stream(slots.gate_up.data.device)
+            self._copied, self._used = ([torch.cuda.Event(), torch.cuda.Event()] for _ in range(2))
         self.num_bytes = 0
 
     def before(self, layer: int) -> None:

@@ -18,7 +18,9 @@ PORTABLE_AND_MAPPED = 1 | 2
 class PinnedMemory:
     """Pieces of host memory, each registered as a whole. They are unregistered when it is closed or forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        """For a CPU, as in tests, it is plain memory."""
+        self._is_registered = device.type == "cuda"
         self._pieces: list[Tensor] = []
         self.close = weakref.finalize(self, _unregister, self._pieces)
 
@@ -27,6 +29,8 @@ class PinnedMemory:
         memory = page_aligned(num_bytes)
         # Pages are made by many threads here; while it registers, the driver would make them one by one.
         memory.zero_()
+        if not self._is_registered:
+            return memory
         status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), num_bytes, PORTABLE_AND_MAPPED)
         if int(status):
             raise DoesNotFit(

@@ -90,7 +90,7 @@ class CpuShare:
         return ShareCounts(busy.value, num_bytes.value)
 
     def ask(self) -> None:
-        """As the device does, and waits for the answer; for tests."""
+        """As the device does, and waits for the answer."""
         self._lib.share_ask(ctypes.byref(self.shape))
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from windlass.core.tiers.values import Speeds
+from windlass.kernels.cuda import layout
 from windlass.kernels.cuda.layout import Tiles
-from windlass.kernels.cuda.tiered import ITEM_BYTES, ITEMS_AT, mailbox_bytes
+from windlass.kernels.cuda.tiered import FETCHED, ITEM_BYTES, ITEMS_AT, STATE_WORDS, ExpertSlots, TieredTiles, mailbox_bytes
 from windlass.offload.device.pinned import PinnedMemory
 from windlass.offload.device.share import CpuShare, library
 from windlass.units import MIB
@@ -26,33 +27,46 @@ def measured_speeds(gate_up: Tiles, down: Tiles) -> Speeds:
     """`gate_up`, `down`: of some experts, for their shape. Without a compiler the CPU does not take part: its speed is 0."""
     sizes = [tiles.data[0].numel() for tiles in (gate_up, down)]
     count = max(EXPERTS, SCRATCH_BYTES // sum(sizes))
-    pinned = PinnedMemory()
+    pinned = PinnedMemory(gate_up.data.device)
     try:
-        first, second = pinned.piece(count * sum(sizes)).split([count * size for size in sizes])
-        device = torch.empty(first.numel() // 4, dtype=torch.uint8, device=gate_up.data.device)
-        if library() is None:
-            return Speeds(host=0.0, disk=0.0, link=_copied(first, device, SECONDS))
+        parts = pinned.piece(count * sum(sizes)).split([count * size for size in sizes])
+        host = [part.view(count, *tiles.data.shape[1:]) for part, tiles in zip(parts, (gate_up, down), strict=True)]
         mailbox = pinned.piece(mailbox_bytes(gate_up.inputs))
-        parts = [part.view(count, *tiles.data.shape[1:]) for part, tiles in ((first, gate_up), (second, down))]
-        share = CpuShare([parts[0]], [parts[1]], gate_up, mailbox, down.tile_blocks)
+        fetching = _fetching(gate_up, down, host, mailbox)
+        if library() is None:
+            return Speeds(host=0.0, disk=0.0, link=_fetched(fetching))
+        share = CpuShare([host[0]], [host[1]], gate_up, mailbox, down.tile_blocks)
         asking = _Asking(share, mailbox, count)
         asking.start()
-        link = _copied(first, device, SECONDS)
-        host = asking.finish()
+        link, cpu = _fetched(fetching), asking.finish()
         share.close()
-        return Speeds(host=host, disk=0.0, link=link)
+        return Speeds(host=cpu, disk=0.0, link=link)
     finally:
         torch.cuda.synchronize()
         pinned.close()
 
 
-def _copied(host: Tensor, device: Tensor, seconds: float) -> float:
-    """Bytes per second of copies."""
-    size, num_bytes, began = device.numel(), 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        for first in range(0, host.numel() - size + 1, size):
-            device.copy_(host[first : first + size], non_blocking=True)
-            num_bytes += size
+def _fetching(gate_up: Tiles, down: Tiles, host: list[Tensor], mailbox: Tensor) -> TieredTiles:
+    """Experts of one layer, all of them in host memory, of which every step needs a few."""
+    device = gate_up.data.device
+    slots = ExpertSlots(
+        *(layout.empty(EXPERTS, t.rows, t.inputs, t.group, paired=t.paired, device=device) for t in (gate_up, down)), staging=0
+    )
+    state = torch.zeros(STATE_WORDS + EXPERTS, dtype=torch.int32, device=device)
+    state[FETCHED] = EXPERTS
+    nothing = torch.empty(0, dtype=torch.int32, device=device)
+    return TieredTiles(0, slots, nothing, nothing, nothing, host[0], host[1], state, mailbox, 0, None, 0)
+
+
+def _fetched(tiles: TieredTiles) -> float:
+    """Bytes per second over the link."""
+    count, num_bytes, began = tiles.host_gate_up.shape[0], 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        for first in range(0, count - EXPERTS + 1, EXPERTS):
+            places = torch.arange(first, first + EXPERTS, dtype=torch.int32, device=tiles.state.device)
+            tiles.state[STATE_WORDS:].copy_(places)
+            tiles.fetch()
+            num_bytes += EXPERTS * (tiles.host_gate_up[0].numel() + tiles.host_down[0].numel())
         torch.cuda.synchronize()
     return num_bytes / (time.perf_counter() - began)
 

@@ -64,7 +64,7 @@ class _Memory:
         self.slots = ExpertSlots(_like(gate_up, split.num_slots), _like(down, split.num_slots), split.staging)
         for tiles in (self.slots.gate_up, self.slots.down):
             tiles.data[split.staging :].zero_()
-        self.pinned = PinnedMemory()
+        self.pinned = PinnedMemory(device)
         self.share_blocks = split.share_blocks(down.tile_blocks)
         self.host = [self._host_experts(split.in_host, gate_up, down) for _ in range(split.num_layers)]
         self.mailbox = self.pinned.piece(mailbox_bytes(gate_up.inputs))
@@ -129,6 +129,11 @@ class DeviceTieredWeights:
         )
         return DeviceTier(self._split, self._memory, self._copies, share)
 
+    def in_host_memory(self, layer: int) -> HostExperts:
+        """What lies in host memory of a layer that is loaded."""
+        assert self._memory is not None
+        return self._memory.host[layer - self._first]
+
     def abort(self) -> None:
         if self._memory is not None:
             self._memory.pinned.close()
@@ -141,10 +146,11 @@ class DeviceTieredWeights:
             memory = self._ready(gate_up, down)
             places = memory.table[index].tolist()[only[0] : only[1]]
             for number, at in enumerate(places):
-                for tiles, slots, host in zip(
-                    (gate_up, down), (memory.slots.gate_up, memory.slots.down), memory.host[index], strict=True
-                ):
-                    (slots.data[at] if at >= 0 else host[-1 - at]).copy_(tiles.data[number])
+                if at < 0:
+                    memory.host[index].put(-1 - at, gate_up.data[number], down.data[number])
+                else:
+                    memory.slots.gate_up.data[at].copy_(gate_up.data[number])
+                    memory.slots.down.data[at].copy_(down.data[number])
         assert self._memory is not None and self._copies is not None
         memory = self._memory
         host = memory.host[index]

@@ -10,7 +10,7 @@ struct Item {
 };
 struct Mailbox {  // kernels/native/tiles/share.cpp and kernels/cuda/tiered.py have the same
     u32 asked, rows, items, layer, unused[12];
-    u32 answered;
+    u32 answered, failed;
 };
 // state: questions asked, whether this layer has asked, whether an answer never came, experts fetched by this layer and their places in host memory.
 constexpr u32 ASKED = 0, IS_ASKED = 1, FAILED = 2, FETCHED = 3, PLACES = 4;
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // ---- the CPU's answer, added to the residual stream. An answer that does not come within `patience` nanoseconds is noted, not waited for.
-extern "C" __global__ void __launch_bounds__(256) collect(u32* state, const Mailbox* box, const float* sums, float* h, u32 rows, u32 hidden, u64 patience) {
+extern "C" __global__ void __launch_bounds__(256) collect(u32* state, Mailbox* box, const float* sums, float* h, u32 rows, u32 hidden, u64 patience) {
     launch_next();
     wait_previous();
     if (!__ldcg(state + IS_ASKED)) return;
@@ -138,6 +138,7 @@ extern "C" __global__ void __launch_bounds__(256) collect(u32* state, const Mail
         while (load_system(&box->answered) != asked)
             if (nanoseconds() - began > patience || __ldcg(state + FAILED)) {
                 atomicExch(state + FAILED, 1);
+                store_system(&box->failed, 1);
                 break;
             }
     }

@@ -20,7 +20,7 @@
 
 namespace tiles {
 
-constexpr int ITEM_ROWS = 8, RUN = 4;
+constexpr int ITEM_ROWS = 8, RUN = 2;
 
 struct Item {
     int32_t expert, count, rows[ITEM_ROWS];
@@ -31,6 +31,7 @@ struct Mailbox {  // kernels/cuda/sources/offload.cu and kernels/cuda/tiered.py 
     alignas(64) std::atomic<uint32_t> asked;
     uint32_t rows, items, layer;
     alignas(64) std::atomic<uint32_t> answered;
+    uint32_t failed;  // set by the device, which does not wait for ever
 };
 
 struct Shape {  // kernels/cpu/tile_share.py has the same
@@ -220,7 +221,7 @@ private:
     void each_alone(uint64_t& met) {
         const size_t tiles = s.blocks * BLOCK / 8;
         const uint8_t *gate_up = s.gate_up[box().layer], *down = s.down[box().layer];
-        each(1, experts.size() * tiles, 2, [&](size_t i) {
+        each(1, experts.size() * tiles, 1, [&](size_t i) {
             const size_t number = i / tiles, tile = i % tiles;
             const uint8_t* weights = gate_up + experts[number] * gate_up_bytes + tile * gate_up_tile;
             for (int use = first_use[number]; use < first_use[number + 1]; use++) {
@@ -255,7 +256,7 @@ private:
             pack(rows, group.count, packed[i]);
         });
         meet(met);
-        each(1, groups.size() * tiles, 2, [&](size_t i) {
+        each(1, groups.size() * tiles, 1, [&](size_t i) {
             const Group& group = groups[i / tiles];
             alignas(64) float out[ROWS * COLUMNS];
             packed_product(gate_up + group.expert * gate_up_bytes + i % tiles * gate_up_tile, (int)tile_blocks, &packed[i / tiles * tile_blocks], out);
@@ -319,12 +320,13 @@ extern "C" {
 void* share_start(const Shape* shape) { return product_for((int)shape->group) ? new Share(*shape) : nullptr; }
 void share_stop(void* share) { delete (Share*)share; }
 void share_counts(void* share, double* busy, uint64_t* bytes) { *busy = ((Share*)share)->busy_seconds(), *bytes = ((Share*)share)->bytes_read(); }
-// For tests: asks as the device does, and waits.
+// Asks as the device does, and waits, without taking a core from those that answer.
 void share_ask(const Shape* shape) {
     Mailbox& box = *(Mailbox*)shape->mailbox;
     const uint32_t number = box.asked.load() + 1;
     box.asked.store(number, std::memory_order_release);
-    while (box.answered.load(std::memory_order_acquire) != number) std::this_thread::yield();
+    const timespec pause{0, 20000};
+    while (box.answered.load(std::memory_order_acquire) != number) nanosleep(&pause, nullptr);
 }
 }
 

@@ -1,0 +1,58 @@
+"""Experts that go to the device and to host memory as they are loaded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from windlass.core.scheme import scheme
+from windlass.families import describe, rules
+from windlass.families.registry import find, published_config
+from windlass.kernels.cuda.tiered import TieredTiles
+from windlass.offload.device.plan import experts_on_device
+from windlass.offload.device.weights import DeviceSplit, DeviceTieredWeights
+from windlass.weights.load.random import RandomWeights
+
+pytestmark = pytest.mark.cpu
+
+
+def source() -> RandomWeights:
+    known = find("GLM-4.5-Air")
+    assert known is not None
+    small = {
+        "num_hidden_layers": 4, "num_nextn_predict_layers": 0, "hidden_size": 512, "moe_intermediate_size": 384, "n_routed_experts": 32,
+        "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+    }  # fmt: skip
+    spec = describe({**published_config(known), **small}, "small")
+    return RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cpu", tiled=True)
+
+
+@pytest.mark.parametrize(("on_device", "share"), [(20, 0.6), (0, 1.0), (31, 0.0), (32, 0.5)])
+def test_every_expert_is_in_one_place(on_device: int, share: float) -> None:
+    behind = source()
+    split = DeviceSplit(3, 32, on_device, has_shared=True, share=share)
+    tiered = DeviceTieredWeights(source(), split, first_layer=1)
+    seen: set[int] = set()
+    for layer in (1, 2, 3):
+        found = tiered.experts(layer, "gate", "up")
+        assert isinstance(found, TieredTiles) and tiered.experts(layer, "down") is found
+        gate_up, down = behind.experts(layer, "gate", "up"), behind.experts(layer, "down")
+        for expert, at in enumerate(found.table.tolist()[:-1]):
+            if at >= 0:
+                seen.add(at)
+                assert torch.equal(found.slots.gate_up.data[at], gate_up.data[expert])
+                assert torch.equal(found.slots.down.data[at], down.data[expert])
+                assert found.whole_table[expert] == at
+            else:
+                host = tiered.in_host_memory(layer)
+                assert torch.equal(host.gate_up[-1 - at], gate_up.data[expert])
+                assert torch.equal(torch.cat((host.down_share[-1 - at], host.down[-1 - at]), dim=1), down.data[expert])
+                assert found.whole_table[expert] >= split.staging
+        seen.add(found.shared_slot)
+    assert seen == set(range(split.staging)), "a slot is unused, or used twice"
+
+
+@pytest.mark.parametrize(("slots", "expected"), [(100, -1), (2 * 16, 0), (2 * 16 + 8 * 3, 3), (2 * 16 + 8 * 16, 16), (10**6, 16)])
+def test_experts_on_the_device(slots: int, expected: int) -> None:
+    """Ten layers of 16: two layers' worth of staging slots come first, of which an expert on the device needs none."""
+    assert experts_on_device(slots * 7 if slots != 100 else 31 * 7, 10, 16, 7) == expected
