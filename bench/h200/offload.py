@@ -148,6 +148,15 @@ def table(name: str, options: argparse.Namespace) -> None:
         flush=True,
     )
     tier = built.decoder.tier
+    if tier is not None and tier.placed is not None:
+        print(f"  predicted {tier.placed.step_seconds * 1e3:.2f} ms a step of one sequence", flush=True)
+    if options.skew:
+        skewed(built.decoder, *map(float, options.skew.split(":")))
+        for _ in range(6):
+            before = counts(tier)
+            seconds, _ = decode(engine, 1, 100)
+            moved = tier.promotions.num_promoted if tier is not None and tier.promotions is not None else 0
+            print(f"  skewed: {1 / seconds:6.2f} tokens/s{after(tier, before)}; {moved} experts promoted so far", flush=True)
     for batch in map(int, options.batch.split(",")):
         before = counts(tier)
         seconds, steps = decode(engine, batch, options.new)
@@ -159,11 +168,21 @@ def table(name: str, options: argparse.Namespace) -> None:
         profile(engine)
     for tokens in map(int, options.prompt.split(",")):
         if tokens <= limits.num_blocks * BLOCK_TOKENS:
-            seconds = min(prefill(engine, tokens, seed) for seed in range(2))
+            seconds = min(prefill(engine, tokens, tokens + seed) for seed in range(2))
             print(f"  prefill of {tokens}: {tokens / seconds:,.0f} tokens/s ({seconds:.2f} s)", flush=True)
     engine.close()
     if tier is not None:
         tier.close()
+
+
+def skewed(decoder: Decoder, share: float, bias: float) -> None:
+    """Some experts of each layer are preferred by the router's correction."""
+    source = torch.Generator().manual_seed(5)
+    for layer in decoder.fused.layers:  # type: ignore[union-attr]
+        if getattr(layer.feed, "correction", None) is not None:
+            correction = layer.feed.correction
+            preferred = torch.randperm(len(correction), generator=source)[: int(share * len(correction))]
+            correction[preferred.to(correction.device)] += bias
 
 
 def counts(tier: DeviceTier | None) -> tuple[float, int, int, int]:
@@ -191,6 +210,7 @@ def main() -> int:
     parser.add_argument("--new", type=int, default=40)
     parser.add_argument("--prompt", default="8192")
     parser.add_argument("--share", type=float, help="the CPU's part of experts in host memory")
+    parser.add_argument("--skew", help="SHARE:BIAS: so many of the experts are preferred by the router, e.g. 0.25:0.2")
     parser.add_argument("--profile", action="store_true", help="microseconds by kernel of a step")
     parser.add_argument("--gpu-memory")
     parser.add_argument("--host-memory")

@@ -77,6 +77,7 @@ class Engine:
         self._compiling, self._deadlines = PendingGrammars(), Deadlines()
         self._totals = EngineTotals()
         self._is_closed = False
+        self._after_step: Callable[[], None] | None = getattr(getattr(decoder, "tier", None), "after_step", None)
 
     @property
     def has_work(self) -> bool:
@@ -143,6 +144,8 @@ class Engine:
         tokens = self._device_tokens(batch) if self.runner.selects_tokens else None
         logits = None if tokens is not None else self.runner.run(batch.chunks)
         self.scheduler.computed(batch)
+        if self._after_step is not None:
+            self._after_step()
         if logits is not None:
             return self._outputs(batch, logits)
         assert tokens is not None

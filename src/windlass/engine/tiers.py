@@ -116,6 +116,8 @@ def _beside_device(
     except BaseException:
         source.abort()
         raise
+    if source.speeds is not None:
+        built.tier.placed = plan.placed(source.speeds)
     return BuiltDecoder(built, plan.kv_bytes, built.tier.line, MAX_ROWS, plan.step_tokens)
 
 

@@ -157,11 +157,14 @@ def _tiers(engine: Engine, info: Info, seconds: float) -> TierResult | None:
     stats = tier_stats(decoder)
     if stats is None:
         return None
+    measured = decoder.tier.measure()
     return TierResult(
         stats=stats,
         seconds=seconds,
         predicted_step_seconds=decoder.tier.placed.step_seconds,
-        disk_bytes_per_second=decoder.tier.measure(),
+        disk_bytes_per_second=measured.disk,
+        link_bytes_per_second=measured.link,
+        cpu_bytes_per_second=measured.host if measured.link else 0.0,
         placement=info.details.get("offload", ""),
     )
 

@@ -122,7 +122,11 @@ class TierResult(Frozen):
     predicted_step_seconds: float
     """For the batch that the placement was made for."""
     disk_bytes_per_second: float
-    """What the disk reads without a model, measured in the same run."""
+    """What the disk reads without a model, measured in the same run; 0: no disk is used."""
+    link_bytes_per_second: float = 0.0
+    """Beside a GPU: what its kernels read of host memory, and..."""
+    cpu_bytes_per_second: float = 0.0
+    """...what the CPU's do, each beside the other, measured in the same run."""
     placement: str = ""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 from windlass.core.tiers.stats import TierStats
-from windlass.core.tiers.values import TierPlacement
+from windlass.core.tiers.values import Speeds, TierPlacement
 from windlass.offload.experts.experts import ExpertSlots
 from windlass.offload.stream.stream import MatrixStream
 from windlass.offload.tiers.file import OpenedTier
@@ -41,9 +41,9 @@ class DiskTier:
             read_seconds=counts.busy_seconds,
         )
 
-    def measure(self, seconds: float = 1.0) -> float:
-        """Bytes per second that the same file gives to the same reader, with nothing else to do. Not while a step runs."""
-        return sequential_speed(self._reader, self.tier.num_bytes, seconds)
+    def measure(self, seconds: float = 1.0) -> Speeds:
+        """What the same file gives to the same reader, with nothing else to do. Not while a step runs."""
+        return Speeds(host=0.0, disk=sequential_speed(self._reader, self.tier.num_bytes, seconds))
 
     def close(self) -> None:
         self._close()

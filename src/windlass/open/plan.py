@@ -103,8 +103,13 @@ def _check_runnable(plan: Plan) -> None:
         raise Impossible(f"the plan is for {plan.engine}; plan with --engine windlass")
     if plan.layout.dp > 1:
         raise Impossible(f"the plan has {plan.layout.dp} replicas, which are separate servers; plan with --dp 1")
-    if any(one.device_bytes for one in plan.tiers):
-        raise Impossible("the plan offloads weights of GPUs, which this engine does not support yet; plan with a smaller --quant")
+    if any(one.device_bytes and (one.host_units or one.uses_disk) for one in plan.tiers):
+        raise Impossible(
+            "the plan streams matrices to a GPU, which this engine does not do yet: only experts may lie in host memory; "
+            "plan with a smaller --quant or a shorter --context"
+        )
+    if any(one.device_bytes for one in plan.tiers) and plan.layout.world > 1:
+        raise Impossible("the plan offloads experts of several GPUs, which this engine does not do yet; plan for one GPU")
 
 
 def _check_model(plan: Plan, path: Path, quant: str | None) -> None:

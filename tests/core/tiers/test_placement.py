@@ -25,8 +25,8 @@ def dense(count: int, size: int = 8 * MB, fixed: int = MB) -> Demand:
     return Demand(fixed_bytes=fixed, fixed_read_bytes=fixed, units=units)
 
 
-def mixture(num_experts: int, size: int = MB, touched: float = 0.1, units: int = 4) -> Demand:
-    pool = ExpertPool(num_experts=num_experts, expert_bytes=size, touched=touched)
+def mixture(num_experts: int, size: int = MB, touched: float = 0.1, units: int = 4, num_layers: int = 1) -> Demand:
+    pool = ExpertPool(num_experts=num_experts, expert_bytes=size, touched=touched, num_layers=num_layers)
     return msgspec.structs.replace(dense(units), experts=pool)
 
 
@@ -46,11 +46,11 @@ def mixture(num_experts: int, size: int = MB, touched: float = 0.1, units: int =
             id="cache",
         ),
         pytest.param(
-            mixture(100),
-            Room(device=63 * MB, host=1 << 40),
+            mixture(100, num_layers=10),
+            Room(device=(33 + 2 + 2 * 10 + 8 * 3) * MB, host=1 << 40),
             GPU,
             {"host_units": 0, "disk_units": 0, "device_slots": 30, "host_slots": 70, "disk_experts": 0},
-            id="device and host",
+            id="device and host, staging and spare slots",
         ),
         pytest.param(
             dense(8),

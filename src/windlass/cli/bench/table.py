@@ -137,18 +137,23 @@ def _tier_lines(tiers: TierResult) -> list[str]:
     stats = tiers.stats
     rate = stats.read_bytes_per_second or 0.0
     busy = stats.read_seconds / tiers.seconds if tiers.seconds else 0.0
-    lines = [
-        f"offload: {tiers.placement}",
-        f"disk: {format_bytes(stats.read_bytes)} read at {rate / 1e9:.2f} GB/s, {tiers.read_share:.0%} of the "
-        f"{tiers.disk_bytes_per_second / 1e9:.2f} GB/s that it reads by itself; reads in flight {min(busy, 1):.0%} of the time",
-        f"predicted {format_seconds(tiers.predicted_step_seconds)} a step",
-    ]
+    lines = [f"offload: {tiers.placement}"]
     if stats.hit_rate is not None:
-        lines.insert(
-            1,
-            f"experts: {stats.expert_hits:,} found in memory, {stats.expert_misses:,} read from disk ({stats.hit_rate:.1%} found)",
+        here, elsewhere = ("on the device", "in host memory") if tiers.link_bytes_per_second else ("in memory", "read from disk")
+        lines.append(
+            f"experts: {stats.expert_hits:,} found {here}, {stats.expert_misses:,} {elsewhere} ({stats.hit_rate:.1%} found)"
         )
-    return lines
+    if tiers.disk_bytes_per_second:
+        lines.append(
+            f"disk: {format_bytes(stats.read_bytes)} read at {rate / 1e9:.2f} GB/s, {tiers.read_share:.0%} of the "
+            f"{tiers.disk_bytes_per_second / 1e9:.2f} GB/s that it reads by itself; reads in flight {min(busy, 1):.0%} of the time"
+        )
+    if tiers.link_bytes_per_second:
+        lines.append(
+            f"host memory: {tiers.link_bytes_per_second / 1e9:.1f} GB/s over the link beside "
+            f"{tiers.cpu_bytes_per_second / 1e9:.1f} GB/s by the CPU"
+        )
+    return [*lines, f"predicted {format_seconds(tiers.predicted_step_seconds)} a step"]
 
 
 def _changes(changes: tuple[ReportChange, ...]) -> Table:

@@ -80,7 +80,8 @@ def _pool(experts: dict[tuple[str, str], int], spec: ModelSpec, batch: float) ->
         return None
     moe = spec.experts
     touched = distinct_experts(moe, batch) / moe.num_experts
-    return ExpertPool(num_experts=len(experts), expert_bytes=max(experts.values()), touched=touched)
+    layers = len({layer for layer, _ in experts})
+    return ExpertPool(num_experts=len(experts), expert_bytes=max(experts.values()), touched=touched, num_layers=layers)
 
 
 def planned_tensors(

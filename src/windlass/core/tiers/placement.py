@@ -18,6 +18,11 @@ from windlass.units import format_bytes
 NEARLY = 1.15
 RING_UNITS = 2
 """Buffers of the largest streamed unit: one computes while the next is loaded."""
+STAGED_LAYERS, SPARE_SLOTS = 2, 2
+"""Beside a device: slots for experts in host memory, for as many layers (one computes while the next is copied), and for experts that move."""
+EXCHANGE_SECONDS = 60e-6
+"""Of a layer with experts in host memory beside a device: routing is published, the CPU's threads meet, its answer is added
+(docs/reference/cuda-notes.md, 28)."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ def _seconds(
         (num_bytes / speed + max(fixed - ring_bytes / speed, 0.0) for num_bytes, speed in streams if num_bytes), default=0.0
     )
     waiting = (in_memory / speeds.below_device if has_device else 0.0) + (missing / speeds.disk if missing else 0.0)
+    if has_device and in_memory and demand.experts is not None:
+        waiting += demand.experts.num_layers * EXCHANGE_SECONDS
     return max(computing + fixed, streaming) + waiting
 
 
@@ -171,6 +178,9 @@ class _Placer:
             return 0, 0
         size = in_blocks(pool.expert_bytes)
         first = min(max(first_bytes, 0) // size, pool.num_experts)
+        if self._has_device and first < pool.num_experts:
+            each = pool.num_experts // pool.num_layers
+            first = max(experts_on_device(max(first_bytes, 0), pool.num_layers, each, size), 0) * pool.num_layers
         return first, min(max(host_bytes, 0) // size, pool.num_experts - first) if self._has_device else 0
 
     def _disk_short(self, on_disk: frozenset[int], slots: int) -> int:
@@ -183,6 +193,14 @@ class _Placer:
 
     def _names(self, units: frozenset[int]) -> tuple[str, ...]:
         return tuple(self._demand.units[index].name for index in sorted(units))
+
+
+def experts_on_device(room: int, num_layers: int, num_experts: int, expert_bytes: int) -> int:
+    """Of each layer's `num_experts`, beside staging slots for the others; negative: not even these fit."""
+    slots = room // expert_bytes - SPARE_SLOTS
+    if slots < STAGED_LAYERS * num_experts:
+        return -1
+    return min(num_experts, (slots - STAGED_LAYERS * num_experts) // max(num_layers - STAGED_LAYERS, 1))
 
 
 def spread(units: Sequence[Unit], count: int) -> frozenset[int]:

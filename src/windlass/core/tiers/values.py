@@ -31,6 +31,8 @@ class ExpertPool(Frozen):
     """Of one expert: gate, up and down, one after another. The largest, if layers differ."""
     touched: float
     """Share of them that a step is expected to read."""
+    num_layers: int = 1
+    """That they belong to, evenly."""
     least_slots: int = 2
     """Slots without which a layer cannot be computed: one that computes, one that is being filled."""
 

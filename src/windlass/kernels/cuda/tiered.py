@@ -74,6 +74,8 @@ class TieredTiles:
     """The same with staging slots for experts in host memory: for steps of many rows, for which they are copied whole."""
     uses: Tensor
     """int32 [experts + 1]: rows that chose each, in steps of few rows."""
+    totals: Tensor
+    """int64 [2], of all layers: uses of experts that were found on the device, and of the others."""
     host_gate_up: Tensor
     """uint8 [experts in host memory, ...], pinned."""
     host_down: Tensor
@@ -102,12 +104,12 @@ class TieredTiles:
 
     def place(self, x: Tensor, routes: Routes) -> None:
         """Experts of the items become slots; the CPU is asked for its part of those in host memory. x bf16 [rows, hidden]."""
-        run = driver.kernel("offload.cu", "PPPPPPPPPPPPIIIIIII", "place", packed=False)
+        run = driver.kernel("offload.cu", "PPPPPPPPPPPPPIIIIIII", "place", packed=False)
         rows, hidden = x.shape
         base = self.mailbox.data_ptr()
         assert routes.item_rows.shape[1] == 8 and routes.item_expert.shape[0] <= MAX_ITEMS
         run(
-            (1,), 1024, routes.num_items, routes.item_expert, routes.item_rows, routes.item_places, routes.weights, x, self.table, self.uses,
+            (1,), 1024, routes.num_items, routes.item_expert, routes.item_rows, routes.item_places, routes.weights, x, self.table, self.uses, self.totals,
             self.state, base, base + ITEMS_AT, base + ROWS_AT, rows, hidden, routes.num_active, routes.num_active + routes.num_shared,
             self.slots.staging, self.layer, int(self.share_blocks > 0),
         )  # fmt: skip

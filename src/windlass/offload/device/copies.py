@@ -26,11 +26,12 @@ class HostExperts(NamedTuple):
     def num_bytes(self) -> int:
         return sum(part.numel() for part in self)
 
-    def put(self, place: int, gate_up: Tensor, down: Tensor) -> None:
+    def put(self, place: int, gate_up: Tensor, down: Tensor, *, non_blocking: bool = False) -> None:
+        """An expert as it lies on the device."""
         blocks = self.down_share.shape[2]
-        self.gate_up[place].copy_(gate_up)
-        self.down_share[place].copy_(down[:, :blocks])
-        self.down[place].copy_(down[:, blocks:])
+        self.gate_up[place].copy_(gate_up, non_blocking=non_blocking)
+        self.down_share[place].copy_(down[:, :blocks].contiguous(), non_blocking=non_blocking)
+        self.down[place].copy_(down[:, blocks:].contiguous(), non_blocking=non_blocking)
 
 
 class StreamedLayers:

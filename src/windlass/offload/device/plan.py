@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.launch import Launch
 from windlass.core.model import ModelSpec, MoE, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
-from windlass.core.tiers.values import Demand
+from windlass.core.tiers.placement import experts_on_device, predicted_seconds
+from windlass.core.tiers.values import Demand, Speeds, TierPlacement
 from windlass.errors import DoesNotFit
 from windlass.offload.device.weights import DeviceSplit
 from windlass.offload.placement import host_budget
@@ -34,13 +37,30 @@ class DevicePlan(NamedTuple):
     """The first with routed experts."""
     kv_bytes: int
     step_tokens: int
-    device_bytes: int
-    """Of routed experts on the device."""
-    host_bytes: int
+    demand: Demand
+    expert_bytes: int
+
+    @property
+    def host_bytes(self) -> int:
+        return self.split.num_layers * self.split.in_host * self.expert_bytes
+
+    def placed(self, speeds: Speeds) -> TierPlacement:
+        """With the step that these speeds allow."""
+        split = self.split
+        experts = TierPlacement(
+            num_experts=split.num_layers * split.num_experts,
+            expert_bytes=self.expert_bytes,
+            device_slots=split.num_layers * split.on_device,
+            host_slots=split.num_layers * split.in_host,
+            cpu_share=speeds.cpu_share,
+            device_bytes=self.demand.fixed_bytes + self.demand.unit_bytes + split.num_slots * self.expert_bytes,
+            host_bytes=self.host_bytes,
+        )
+        return msgspec.structs.replace(experts, step_seconds=predicted_seconds(self.demand, experts, speeds))
 
 
 def plan_device(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch) -> DevicePlan:
-    """Everything but experts goes to the device, then as many experts of each layer as fit. Raises DoesNotFit."""
+    """Everything but experts goes to the device, then as many experts of each layer as fit, or as were planned. Raises DoesNotFit."""
     moe, pool = spec.experts, demand.experts
     assert moe is not None and pool is not None
     first = next(index for index, layer in enumerate(spec.layers) if isinstance(layer.feed_forward, MoE))
@@ -56,17 +76,10 @@ def plan_device(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch)
             f"{format_bytes(short)} are missing; lower --context, or use a larger device",
             short,
         )
+    if launch.tiers:
+        on_device = min(on_device, launch.tiers[0].device_slots // layers)
     split = DeviceSplit(layers, per_layer, on_device, moe.shared_intermediate_size > 0)
-    sizes = (layers * count * pool.expert_bytes for count in (on_device, per_layer - on_device))
-    return DevicePlan(split, first, kv_bytes, step_tokens, *sizes)
-
-
-def experts_on_device(room: int, num_layers: int, num_experts: int, expert_bytes: int) -> int:
-    """Of each layer, beside two layers' worth of staging slots for the others; negative: not even these fit."""
-    slots = room // expert_bytes
-    if slots < 2 * num_experts:
-        return -1
-    return min(num_experts, (slots - 2 * num_experts) // max(num_layers - 2, 1))
+    return DevicePlan(split, first, kv_bytes, step_tokens, demand, pool.expert_bytes)
 
 
 def check_host(launch: Launch, num_bytes: int) -> None:

@@ -18,6 +18,7 @@ from windlass.units import MIB
 
 SCRATCH_BYTES = 1024 * MIB
 """More than the caches of a CPU hold."""
+DEVICE_BYTES, COPIES = 256 * MIB, 16
 SECONDS = 0.3
 EXPERTS = 3
 """Of a question: about as many as a step of one row finds missing in a layer."""
@@ -34,13 +35,13 @@ def measured_speeds(gate_up: Tiles, down: Tiles) -> Speeds:
         mailbox = pinned.piece(mailbox_bytes(gate_up.inputs))
         fetching = _fetching(gate_up, down, host, mailbox)
         if library() is None:
-            return Speeds(host=0.0, disk=0.0, link=_fetched(fetching))
+            return Speeds(host=0.0, disk=0.0, device=_device_speed(fetching), link=_fetched(fetching))
         share = CpuShare([host[0]], [host[1]], gate_up, mailbox, down.tile_blocks)
         asking = _Asking(share, mailbox, count)
         asking.start()
         link, cpu = _fetched(fetching), asking.finish()
         share.close()
-        return Speeds(host=cpu, disk=0.0, link=link)
+        return Speeds(host=cpu, disk=0.0, device=_device_speed(fetching), link=link)
     finally:
         torch.cuda.synchronize()
         pinned.close()
@@ -55,7 +56,7 @@ def _fetching(gate_up: Tiles, down: Tiles, host: list[Tensor], mailbox: Tensor) 
     state = torch.zeros(STATE_WORDS + EXPERTS, dtype=torch.int32, device=device)
     state[FETCHED] = EXPERTS
     nothing = torch.empty(0, dtype=torch.int32, device=device)
-    return TieredTiles(0, slots, nothing, nothing, nothing, host[0], host[1], state, mailbox, 0, None, 0)
+    return TieredTiles(0, slots, nothing, nothing, nothing, nothing, host[0], host[1], state, mailbox, 0, None, 0)
 
 
 def _fetched(tiles: TieredTiles) -> float:
@@ -69,6 +70,19 @@ def _fetched(tiles: TieredTiles) -> float:
             num_bytes += EXPERTS * (tiles.host_gate_up[0].numel() + tiles.host_down[0].numel())
         torch.cuda.synchronize()
     return num_bytes / (time.perf_counter() - began)
+
+
+def _device_speed(tiles: TieredTiles) -> float:
+    """Bytes per second of device memory, by copying within it."""
+    source = torch.empty(DEVICE_BYTES, dtype=torch.uint8, device=tiles.state.device)
+    out = torch.empty_like(source)
+    out.copy_(source)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(COPIES):
+        out.copy_(source)
+    torch.cuda.synchronize()
+    return 2 * COPIES * DEVICE_BYTES / (time.perf_counter() - began)
 
 
 class _Asking(threading.Thread):

@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from windlass.core.tiers.placement import spread_numbers
+from windlass.core.tiers.placement import SPARE_SLOTS, STAGED_LAYERS, spread_numbers
 from windlass.core.tiers.stats import TierStats
-from windlass.core.tiers.values import Speeds
-from windlass.errors import Impossible
+from windlass.core.tiers.values import Speeds, TierPlacement
+from windlass.errors import Error, Impossible
 from windlass.kernels.cuda import layout
 from windlass.kernels.cuda.layout import Tiles
-from windlass.kernels.cuda.tiered import STATE_WORDS, ExpertSlots, TieredTiles, mailbox_bytes
+from windlass.kernels.cuda.tiered import FAILED_AT, STATE_WORDS, ExpertSlots, TieredTiles, mailbox_bytes
 from windlass.offload.device.copies import HostExperts, StreamedLayers
 from windlass.offload.device.pinned import PinnedMemory
+from windlass.offload.device.promote import Promotions
 from windlass.offload.device.share import CpuShare
 from windlass.offload.device.speeds import measured_speeds
 from windlass.offload.weights import ExpertSource
@@ -43,11 +44,16 @@ class DeviceSplit(NamedTuple):
 
     @property
     def num_slots(self) -> int:
-        return self.num_layers * (self.on_device + self.has_shared) + 2 * self.in_host
+        """Of experts on the device, spare ones for experts that move, and two layers' worth of staging."""
+        return self.staging + STAGED_LAYERS * self.in_host
+
+    @property
+    def first_spare(self) -> int:
+        return self.num_layers * (self.on_device + self.has_shared)
 
     @property
     def staging(self) -> int:
-        return self.num_layers * (self.on_device + self.has_shared)
+        return self.first_spare + SPARE_SLOTS
 
     def shared_slot(self, layer: int) -> int:
         return self.num_layers * self.on_device + layer * self.has_shared
@@ -72,6 +78,7 @@ class _Memory:
         places, slots = _tables(split)
         self.table, self.whole_table = places.to(device), slots.to(device)
         self.uses = torch.zeros_like(self.table)
+        self.totals = torch.zeros(2, dtype=torch.int64, device=device)
 
     def _host_experts(self, count: int, gate_up: Tiles, down: Tiles) -> HostExperts:
         _, tiles, blocks, size = down.data.shape
@@ -97,6 +104,8 @@ class DeviceTieredWeights:
         self._memory: _Memory | None = None
         self._layers: dict[int, TieredTiles] = {}
         self._copies: StreamedLayers | None = None
+        self.speeds: Speeds | None = None
+        """As measured, unless the split says how much the CPU computes."""
 
     # --- core.ports.Weights
 
@@ -155,14 +164,15 @@ class DeviceTieredWeights:
         memory = self._memory
         host = memory.host[index]
         return TieredTiles(
-            index, memory.slots, memory.table[index], memory.whole_table[index], memory.uses[index], host.gate_up, host.down, memory.state,
+            index, memory.slots, memory.table[index], memory.whole_table[index], memory.uses[index], memory.totals, host.gate_up, host.down, memory.state,
             memory.mailbox, memory.share_blocks, self._copies, split.shared_slot(index),
         )  # fmt: skip
 
     def _ready(self, gate_up: Tiles, down: Tiles) -> _Memory:
         if self._memory is None:
             if self._split.share is None:
-                self._split = self._split._replace(share=measured_speeds(gate_up, down).cpu_share)
+                self.speeds = measured_speeds(gate_up, down)
+                self._split = self._split._replace(share=self.speeds.cpu_share)
             self._memory = memory = _Memory(self._split, gate_up, down)
             self._copies = StreamedLayers(memory.host, memory.slots, memory.share_blocks)
         return self._memory
@@ -174,6 +184,19 @@ class DeviceTier:
     def __init__(self, split: DeviceSplit, memory: _Memory, copies: StreamedLayers, share: CpuShare | None) -> None:
         self.split, self.share = split, share
         self._memory, self._copies = memory, copies
+        spare = list(range(split.first_spare, split.staging))
+        tables = memory.table, memory.whole_table
+        moves = 0 < split.on_device < split.num_experts and memory.table.is_cuda
+        self.promotions = Promotions(memory.slots, memory.host, tables, memory.uses, spare) if moves else None
+        self.placed: TierPlacement | None = None
+        """With the predicted step; set by who made the plan."""
+        self._failed = memory.mailbox[FAILED_AT : FAILED_AT + 4].view(torch.int32)
+
+    def after_step(self) -> None:
+        if int(self._failed):
+            raise Error("the CPU did not answer for its part of the experts within 20 s; the engine must be started again")
+        if self.promotions is not None:
+            self.promotions.after_step()
 
     @property
     def line(self) -> str:
@@ -191,8 +214,7 @@ class DeviceTier:
 
     def stats(self) -> TierStats:
         device_bytes, host_bytes = self._sizes()
-        uses, table = self._memory.uses[:, :-1].cpu(), self._memory.table[:, :-1].cpu()
-        hits, misses = (int(uses[where].sum()) for where in (table >= 0, table < 0))
+        hits, misses = self._memory.totals.tolist()
         return TierStats(
             device_bytes=device_bytes,
             host_bytes=host_bytes,

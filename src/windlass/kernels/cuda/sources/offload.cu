@@ -1,7 +1,7 @@
 // Routed layers some of whose experts lie in host memory: which of a step's experts those are, fetching the device's part of them, asking the CPU
 // for its part, and adding its answer. All of it runs inside of a CUDA graph: addresses do not change, only what tables say.
 //
-// A table has a number per expert: its slot in device memory, or -1 - its place in host memory.
+// A table has a number per expert: its slot in device memory, or -1 - its place in host memory. totals: uses of experts found on the device, and of others.
 
 constexpr u32 ITEM_ROWS = 8;
 struct Item {
@@ -45,7 +45,7 @@ DEVICE u32 before_me(bool value, u32* sums, u32& total) {
 
 // ---- of up to 1,024 items: experts become slots. Those in host memory get the slots from `staging` on, in their order; `ask`: the CPU gets its part.
 extern "C" __global__ void __launch_bounds__(1024)
-    place(const int* num_items, int* item_expert, const int* item_rows, const int* item_places, const float* weights, const u16* x, const int* table, u32* uses,
+    place(const int* num_items, int* item_expert, const int* item_rows, const int* item_places, const float* weights, const u16* x, const int* table, u32* uses, u64* totals,
           u32* state, Mailbox* box, Item* to_items, uint4* to_rows, u32 rows, u32 hidden, u32 active, u32 slots, u32 staging, u32 layer, u32 ask) {
     __shared__ u32 sums[32];
     launch_next();
@@ -59,6 +59,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     const u32 mine = experts_before - (is_first ? 0 : 1);  // of the experts that are missing, where this one is among them
     if (i < items) {
         u32 count = 0;
+        bool item_is_shared = false;
         Item item;
         item.expert = -1 - at;
         for (u32 k = 0; k < ITEM_ROWS; k++) {
@@ -68,10 +69,12 @@ extern "C" __global__ void __launch_bounds__(1024)
             if (row < 0) continue;
             count++;
             const u32 slot = (u32)__ldcg(item_places + i * ITEM_ROWS + k) % slots;
+            item_is_shared = slot >= active;
             if (slot < active) item.weights[k] = __ldcg(weights + row * active + slot);
         }
         item.count = (int)count;
-        if (uses) atomicAdd(uses + expert, count);
+        atomicAdd(uses + expert, count);
+        if (!item_is_shared) atomicAdd(totals + missing, (u64)count);
         item_expert[i] = missing ? (int)(staging + mine) : at;
         if (is_first) state[PLACES + mine] = (u32)(-1 - at);
         if (missing && ask) to_items[number] = item;
