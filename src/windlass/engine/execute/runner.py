@@ -275,7 +275,7 @@ class Runner:
             changed |= self._fill_blocks(number, chunk.sequence)
             start, stop, wanted = chunk.start, chunk.stop, chunk.stop - chunk.logits_from
             if stop - start == 1:
-                buffers.tokens[row] = chunk.sequence.tokens[start]
+                buffers.tokens[row] = chunk.tokens[0]
                 buffers.positions[row] = start
                 buffers.slots[row] = chunk.sequence.blocks[start // BLOCK_TOKENS] * BLOCK_TOKENS + start % BLOCK_TOKENS
             else:
@@ -294,7 +294,7 @@ class Runner:
     def _fill_rows(self, row: int, number: int, chunk: Chunk) -> None:
         buffers, last = self._buffers, row + chunk.stop - chunk.start
         positions = np.arange(chunk.start, chunk.stop, dtype=np.int32)
-        buffers.tokens[row:last] = chunk.sequence.tokens[chunk.start : chunk.stop]
+        buffers.tokens[row:last] = chunk.tokens
         buffers.positions[row:last] = positions
         buffers.slots[row:last] = buffers.blocks[number, positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
