@@ -227,8 +227,8 @@ class Scheduler:
                 self._allocate_ahead(sequence)
 
     def _add_drafts(self, batch: ScheduledBatch) -> None:
-        """After all decodes: of what they leave, a token stays for a prompt. None in a step that preempted."""
-        left = min(self.limits.max_step_tokens - 1, self.limits.max_step_logits) - len(batch.chunks)
+        """After all decodes: of what they leave, one row stays for a prompt. None in a step that preempted."""
+        left = min(self.limits.max_step_tokens, self.limits.max_step_logits) - 1 - len(batch.chunks)
         for chunk in batch.chunks:
             sequence = chunk.sequence
             drafts, sequence.drafts = sequence.drafts, ()
