@@ -145,7 +145,7 @@ def test_what_repeats_itself_is_drafted_by_lookup() -> None:
     prompt = [3, 9, 4, 1, 5, 2, 6, 8, 7] * 3
     assert answers(engine, [Submit(1, prompt, GREEDY, max_tokens=45)])[0][0] == (prompt * 3)[:45]
     assert engine.stats().accepted > 30
-    assert engine.stats().steps < 16
+    assert engine.stats().steps < 25
 
 
 def test_forced_acceptance_takes_the_draft() -> None:
