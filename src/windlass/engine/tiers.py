@@ -14,6 +14,7 @@ from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Demand, TierPlacement
 from windlass.engine.memory import CPU, cache_bytes, capped_cache_bytes, check_weights
+from windlass.engine.speculate.setup import wants_mtp
 from windlass.errors import BadInput
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import ModelShard
@@ -66,7 +67,8 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
         raise BadInput("--host-memory and --disk-folder have no effect on a GPU yet; leave them out, or add --device cpu")
 
     def decoder(source: Any) -> Decoder:
-        return Decoder(weights.spec, source, context_tokens, shard=weights.shard)
+        mtp = wants_mtp(launch, weights.spec, weights.shard)
+        return Decoder(weights.spec, source, context_tokens, shard=weights.shard, mtp=mtp)
 
     if device != "cpu" or not _exceeds(launch, weights, free_bytes):
         check_weights(weights.spec.name, weights.num_bytes, _capped(launch, device, weights.rank, free_bytes))

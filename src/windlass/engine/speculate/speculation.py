@@ -53,8 +53,11 @@ class Speculation:
         ngram: bool,
         model: DraftingModel | None = None,
         max_drafts: int | None = None,
+        described: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`described`: for Info."""
+        self.described = described
         self._ngram, self.model, self._clock = ngram, model, clock
         self.max_drafts = max_drafts or max(MAX_DRAFTS[NGRAM] if ngram else 0, MAX_DRAFTS[MODEL] if model else 0)
         self.controls = {
