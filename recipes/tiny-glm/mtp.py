@@ -4,7 +4,7 @@
     python recipes/tiny-glm/mtp.py out/tiny-glm out/tiny-glm-mtp --minutes 25
 
 The layer learns to predict what the model itself predicts (its whole distribution, not the text): that is what drafts are compared with.
-Every third step also trains the second draft, made from the layer's own output, as drafting does. The tensors of the model are copied bit by bit.
+`--write` makes the files that lie beside the model. Every third step also trains the second draft, made from the layer's own output, as drafting does. The tensors of the model are copied bit by bit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,17 @@ from torch import Tensor  # noqa: E402
 
 from windlass.bundled.models import find_bundled  # noqa: E402
 from windlass.core.model import NextTokenLayer  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.recipe.sections import DataSection, DataSource  # noqa: E402
+from windlass.core.scheme import scheme  # noqa: E402
 from windlass.families import rules as rules_of  # noqa: E402
+from windlass.formats.safetensors.shards import OutTensor, plan_shards  # noqa: E402
+from windlass.formats.safetensors.store import SafetensorsStore  # noqa: E402
+from windlass.formats.safetensors.writer import SafetensorsWriter  # noqa: E402
 from windlass.nn import Decoder  # noqa: E402
+from windlass.train.build import parameter_layouts  # noqa: E402
 from windlass.train.data.batches import Batches, open_batches  # noqa: E402
+from windlass.train.export.export import export_model  # noqa: E402
 from windlass.train.model.init import LoadedWeights  # noqa: E402
 from windlass.train.model.model import TrainingModel, build_model  # noqa: E402
 from windlass.train.model.packing import IGNORED, packed_step  # noqa: E402
@@ -137,6 +144,50 @@ def save(model: TrainingModel, out: Path, steps: int) -> None:
     (out / "training.json").write_text(json.dumps({"steps": steps, "tokens": steps * ROWS * LENGTH}) + "\n")
 
 
+class Trained:
+    """Our tensors in the parameters of the model (train.export.TrainedTensors)."""
+
+    def __init__(self, model: TrainingModel, weights: LoadedWeights) -> None:
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self._found = {
+            part.name: tensor.detach()
+            for name, layout in parameter_layouts(model, weights).items()
+            for part, tensor in layout.split(tensors[name])
+        }
+
+    def has(self, name: str) -> bool:
+        return self._stacked(name)[0] in self._found
+
+    def tensor(self, name: str) -> Tensor:
+        held, expert = self._stacked(name)
+        return self._found[held] if expert is None else self._found[held][expert]
+
+    def _stacked(self, name: str) -> tuple[str, int | None]:
+        """The experts of a layer are one tensor here."""
+        before, is_expert, after = name.partition(".experts.")
+        number, _, part = after.partition(".")
+        return (f"{before}.experts.{part}", int(number)) if is_expert and number.isdigit() else (name, None)
+
+
+def write_layer(model: TrainingModel, weights: LoadedWeights, folder: Path, out: Path) -> None:
+    """`mtp.safetensors`, quantized like the rest of the model, which keeps its own file."""
+    layer = f"model.layers.{model.decoder.spec.num_layers}."
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    export_model(Trained(model, weights), rules_of(model.decoder.spec), plain, out / "bf16")
+    convert(out / "bf16", out / "int8", ConvertSettings(scheme=scheme("int8", 128), jobs=1))
+    store = SafetensorsStore(out / "int8")
+    names = sorted(name for name in store.names() if name.startswith(layer))
+    tensors = [OutTensor(name=name, dtype=store.dtype(name), shape=store.shape(name)) for name in names]
+    writer = SafetensorsWriter(out / "mtp.safetensors", plan_shards(tensors)[0].tensors)
+    for tensor in tensors:
+        data = bytearray(tensor.num_bytes)
+        store.read_into(tensor.name, 0, memoryview(data))
+        writer.write(tensor.name, 0, data)
+    writer.finish()
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Trains an MTP layer for tiny-glm.")
     parser.add_argument("data", type=Path)
@@ -144,6 +195,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=25)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--batches", type=int, default=400, help="distinct ones; half a megabyte a thousand tokens")
+    parser.add_argument("--write", action="store_true", help="write mtp.safetensors and config.json from what was trained")
     given = parser.parse_args()
     folder = find_bundled("tiny-glm")
     assert folder is not None
@@ -152,6 +204,11 @@ def main() -> int:
     model = build_model(opened.spec, weights, LENGTH, mtp=True)
     sources = tuple(DataSource(path=str(given.data.resolve() / name), weight=weight) for name, weight in SOURCES.items())
     batches = open_batches(DataSection(sequence_length=LENGTH, sources=sources, packing="whole", seed=5), Path("/"))
+    if given.write:
+        assert model.mtp is not None
+        model.mtp.load_state_dict(torch.load(given.out / "mtp.pt", weights_only=True))
+        write_layer(model, weights, folder, given.out)
+        return 0
     begun_like_the_last_layer(model)
     save(model, given.out, train(model, Examples(opened, batches, given.batches), given.minutes, given.steps))
     return 0

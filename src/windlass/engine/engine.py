@@ -20,7 +20,7 @@ from windlass.engine.execute.embed import embed
 from windlass.engine.execute.runner import Decoder, Runner
 from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, TokenizerData, timeout_message
 from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, WithoutStops
-from windlass.engine.sample.sampler import Sampler, SamplingState
+from windlass.engine.sample.sampler import Sampler, SamplingState, select_rows
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.engine.speculate.speculation import Speculation
@@ -311,7 +311,7 @@ class Engine:
         depth = 0
         while sampled:
             rows, sequences = [row + depth for _, row in sampled], [chunk.sequence for chunk, _ in sampled]
-            wanted = logits if len(rows) == len(logits) else logits[rows]
+            wanted = select_rows(logits, rows)
             tokens = self.sampler.sample(wanted, [sequence.request.sampling_state for sequence in sequences])
             logprobs = self._logprobs(sequences, tokens, wanted)
             going: list[tuple[Chunk, int]] = []

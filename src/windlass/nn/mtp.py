@@ -93,7 +93,7 @@ class MtpPass:
 
 
 def _join(embedded: Tensor, hidden: Tensor, positions: Tensor, joined: Tensor) -> None:
-    width = embedded.shape[1]
-    joined[:, :width] = embedded
-    joined[:, width:] = hidden
-    joined[:, :width][positions == 0] = 0
+    """In NumPy: PyTorch's threads would compete with those of the kernels, which keep spinning."""
+    width, out = embedded.shape[1], joined.numpy()
+    out[:, :width] = embedded.numpy() * (positions.numpy() != 0)[:, None]
+    out[:, width:] = hidden.numpy()

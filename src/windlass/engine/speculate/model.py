@@ -18,7 +18,7 @@ from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.engine.execute.runner import Runner
-from windlass.engine.sample.sampler import Sampler, SamplingState
+from windlass.engine.sample.sampler import Sampler, SamplingState, select_rows
 from windlass.engine.schedule.scheduler import Chunk
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 
@@ -81,7 +81,7 @@ class ModelDrafter:
             if not going or self._logits is None:
                 break
             rows = [self._last[sequence.id].row for sequence in going]
-            tokens = self._sampler.sample(self._logits[rows], [_state(sequence, depth) for sequence in going])
+            tokens = self._sampler.sample(select_rows(self._logits, rows), [_state(sequence, depth) for sequence in going])
             for sequence, token in zip(going, tokens, strict=True):
                 if token is not None:
                     found[sequence.id].append(token)
@@ -126,7 +126,7 @@ class ModelDrafter:
             self._last = {}
             return
         if self._mtp is not None:
-            self._mtp.inputs[: len(going)] = self._mtp.outputs[[self._hidden_rows[sequence.id] for sequence in going]]
+            _copy(self._mtp.outputs, [self._hidden_rows[sequence.id] for sequence in going], self._mtp.inputs)
         positions = [self._last[sequence.id].position + 1 for sequence in going]
         self._run(
             [
@@ -137,11 +137,19 @@ class ModelDrafter:
 
     def _gather(self, mtp: MtpInputs, rows: list[range]) -> None:
         chosen = [row for part in rows for row in part]
-        mtp.inputs[: len(chosen)] = self._main.normed[torch.tensor(chosen, device=mtp.inputs.device)]
+        _copy(self._main.normed, chosen, mtp.inputs)
 
     @staticmethod
     def _has_slot(sequence: EngineSequence, position: int) -> bool:
         return len(sequence.blocks) * BLOCK_TOKENS > position
+
+
+def _copy(source: Tensor, rows: list[int], into: Tensor) -> None:
+    """Rows of one into the first of the other."""
+    if into.device.type == "cpu":
+        into.numpy()[: len(rows)] = source.detach().numpy()[rows]
+    else:
+        into[: len(rows)] = source[torch.tensor(rows, device=source.device)]
 
 
 def _state(sequence: EngineSequence, depth: int) -> SamplingState:
