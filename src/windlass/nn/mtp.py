@@ -32,6 +32,7 @@ class MtpDecoder(Protocol):
     dtype: torch.dtype
     vocabulary: Any
     head: Any
+    fused: Any
 
     def embedded(self, step: Step) -> Tensor: ...
 
@@ -53,21 +54,21 @@ class MtpLayer(nn.Module):
 
     def forward(self, hidden: Tensor, embedded: Tensor, step: Step, run: RunLayer) -> Tensor:
         """`hidden` [rows, width] of the step's tokens after the final norm, `embedded` of the tokens that follow them. Without a cache."""
-        return self.norm(run(self.layer, self.project(self._joined(hidden, embedded, step)), step))
+        return self.norm(run(self.layer, self.project(self.joined(hidden, embedded, step)), step))
 
     def serve(self, hidden: Tensor, embedded: Tensor, step: Step, caches: Sequence[KvCache]) -> Tensor:
         """The same over its cache."""
         (cache,) = caches
-        return self.norm(self.layer(self.project(self._joined(hidden, embedded, step)), step, cache))
+        return self.norm(self.layer(self.project(self.joined(hidden, embedded, step)), step, cache))
 
     def make_cache(self, num_blocks: int, dtype: torch.dtype, device: str) -> KvCache:
         return self.layer.mixer.make_cache(num_blocks, dtype, device)
 
-    def _joined(self, hidden: Tensor, embedded: Tensor, step: Step) -> Tensor:
+    def joined(self, hidden: Tensor, embedded: Tensor, step: Step) -> Tensor:
         """[rows, 2 * width]: the embedding first."""
         embedded, hidden = self.embed_norm(embedded), self.hidden_norm(hidden)
         if not program.is_recording():
-            return torch.cat((embedded * (step.positions != 0)[:, None], hidden), dim=-1)
+            return torch.cat((embedded * (step.positions != 0)[:, None], hidden.to(embedded.dtype)), dim=-1)
         joined = program.empty((embedded.shape[0], 2 * embedded.shape[1]), embedded.dtype)
         program.call(_join, embedded, hidden, step.positions, joined)
         return joined
@@ -78,6 +79,7 @@ class MtpPass:
 
     def __init__(self, decoder: MtpDecoder, layer: MtpLayer, max_rows: int, device: torch.device | str) -> None:
         self._decoder, self.layer = decoder, layer
+        self._fused = _fused(decoder, layer)
         self.inputs = torch.zeros(max_rows, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)
         """Hidden states of the rows: filled before a step."""
         self.outputs = self.inputs[:0]
@@ -86,10 +88,22 @@ class MtpPass:
     def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         if not program.is_recording():
             step = step.trimmed()
+        if self._fused is not None:
+            self.outputs, logits = self._fused(self.inputs[: step.tokens.shape[0]], step, caches)
+            return logits
         embedded = self._decoder.embedded(step)
         self.outputs = self.layer.serve(self.inputs[: embedded.shape[0]], embedded, step, caches)
         with program.rows_counted_by(step.counts[2:3]):
             return self._decoder.vocabulary.logits(gather(self.outputs, step.logit_rows), self._decoder.head)
+
+
+def _fused(decoder: MtpDecoder, layer: MtpLayer) -> Any:
+    """Where the decoder's weights are tiles, so are the layer's."""
+    if decoder.fused is None:
+        return None
+    from windlass.nn.fused.mtp import FusedMtp
+
+    return FusedMtp(decoder.fused, layer)
 
 
 def _join(embedded: Tensor, hidden: Tensor, positions: Tensor, joined: Tensor) -> None:
