@@ -25,8 +25,8 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from windlass.bundled.models import find_bundled  # noqa: E402
-from windlass.core.model import NextTokenLayer  # noqa: E402
 from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
+from windlass.core.model import NextTokenLayer  # noqa: E402
 from windlass.core.recipe.sections import DataSection, DataSource  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
 from windlass.families import rules as rules_of  # noqa: E402
@@ -49,9 +49,7 @@ SOURCES = {"tasks": 0.80, "text": 0.14, "chats": 0.06}
 
 def opened_with_layer(folder: Path) -> OpenedModel:
     opened = open_model(folder)
-    spec = msgspec.structs.replace(
-        opened.spec, next_token=NextTokenLayer(layer=opened.spec.layers[-1], own_embeddings=False)
-    )
+    spec = msgspec.structs.replace(opened.spec, next_token=NextTokenLayer(layer=opened.spec.layers[-1], own_embeddings=False))
     return msgspec.structs.replace(opened, spec=spec, rules=rules_of(spec))
 
 

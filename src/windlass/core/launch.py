@@ -112,7 +112,9 @@ def check_launch(launch: Launch) -> None:
     _check_memory(launch)
     _check_layout(launch)
     if not launch.is_single and (launch.speculate == "mtp" or launch.draft_model):
-        raise BadInput(f"--speculate {launch.speculate} needs the whole model on one device; choose ngram, or do not split the model")
+        raise BadInput(
+            f"--speculate {launch.speculate} needs the whole model on one device; choose ngram, or do not split the model"
+        )
     if launch.workers:
         _check_workers(launch)
     elif launch.secret_file is not None:

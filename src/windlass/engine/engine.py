@@ -160,7 +160,15 @@ class Engine:
         if logits is not None:
             return self._outputs(batch, logits)
         assert tokens is not None
-        return [self._output(chunk.sequence, token, []) for chunk, token in zip(batch.chunks, tokens, strict=True)]
+        return [self._take_all(chunk, found) for chunk, found in zip(batch.chunks, tokens, strict=True)]
+
+    def _take_all(self, chunk: Chunk, tokens: Sequence[int | None]) -> SequenceOutput:
+        """What the device chose for the rows of a sequence: up to the first that is not the draft."""
+        outputs: dict[int, SequenceOutput] = {}
+        for depth, token in enumerate(tokens):
+            if not self._take(chunk, depth, token, {}, outputs):
+                break
+        return outputs[chunk.sequence.id]
 
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self.scheduler.pool, self._totals
@@ -270,15 +278,22 @@ class Engine:
                 if not request.submit.generated:  # otherwise the lost engine counted it
                     self._totals.prompt_tokens += chunk.sequence.num_prompt
 
-    def _device_tokens(self, batch: ScheduledBatch) -> list[int | None] | None:
-        """If the whole step is greedy the device selects the tokens itself."""
+    def _device_tokens(self, batch: ScheduledBatch) -> list[list[int | None]] | None:
+        """If the whole step is greedy the device selects the tokens of all rows itself."""
         for chunk in batch.chunks:
             request: RequestState = chunk.sequence.request
             if not chunk.sequence.max_tokens or not request.sampling_state.is_argmax:
                 return None
             if request.submit.logprobs is not None or request.submit.prompt_logprobs is not None:
                 return None
-        return self.runner.next_tokens(batch.chunks, self._continues(batch))
+        if self.speculation is not None and any(chunk.drafts for chunk in batch.chunks):
+            found = self.runner.verified(batch.chunks)
+            if found is None:
+                return None
+            self.speculation.take_drafts(batch.chunks, found[1])
+            return found[0]
+        tokens = self.runner.next_tokens(batch.chunks, self._continues(batch) and self.speculation is None)
+        return None if tokens is None else [[token] for token in tokens]
 
     def _continues(self, batch: ScheduledBatch) -> bool:
         """Whether the next step will probably have the same sequences."""
@@ -322,7 +337,12 @@ class Engine:
         return list(outputs.values())
 
     def _take(
-        self, chunk: Chunk, depth: int, token: int | None, logprobs: dict[int, list[TokenLogprob]], outputs: dict[int, SequenceOutput]
+        self,
+        chunk: Chunk,
+        depth: int,
+        token: int | None,
+        logprobs: dict[int, list[TokenLogprob]],
+        outputs: dict[int, SequenceOutput],
     ) -> bool:
         """Whether the token is the draft, and the sequence goes on."""
         number, draft = chunk.sequence.id, chunk.drafts[depth] if depth < len(chunk.drafts) else None

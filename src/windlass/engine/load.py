@@ -75,7 +75,9 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     began = time.perf_counter()
     device = chosen_device(launch.device)
     built = build(launch, device, progress)
-    engine = make_engine(with_kv_bytes(launch, built), built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
+    engine = make_engine(
+        with_kv_bytes(launch, built), built.decoder, device, drafting=draft_decoder(launch, built.decoder, device)
+    )
     if _kind(device) == "cuda":
         engine.warm_up()
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
@@ -215,7 +217,7 @@ def make_engine(
     caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv_type], device)
     num_tokens = min(launch.num_tokens or spec.vocab_size, spec.vocab_size)
     engine = Engine(decoder, caches, limits, num_tokens, device=device, record=record, runner=runner)
-    engine.speculation = speculation.made(limits, num_tokens, KV_DTYPES[launch.kv_type], device, spare)
+    engine.speculation = speculation.made(engine.runner, limits, num_tokens, KV_DTYPES[launch.kv_type], device, spare)
     return engine
 
 

@@ -39,6 +39,8 @@ from windlass.nn.parallel.vocabulary import vocabulary_of
 class FusedPass(Protocol):
     """nn.fused.FusedDecoder, which is imported only where it is used."""
 
+    hidden: Tensor | None
+
     def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor: ...
 
     def prepare(self, max_rows: int) -> None: ...
@@ -76,6 +78,7 @@ class Decoder(nn.Module):
         self.mtp = MtpLayer(spec, weights, rotary) if mtp and spec.next_token is not None else None
         self.normed: Tensor | None = None
         """[rows, hidden] after the final norm of the last step, for the MTP layer."""
+        self._keeps_normed = False
         self.fused = _fused(self, weights)
 
     def forward(self, step: Step, caches: Sequence[KvCache] | None = None) -> Tensor:
@@ -106,11 +109,25 @@ class Decoder(nn.Module):
             x = add(x, embed(step.positions, self.position_table, self.dtype))
         return x if self.embed_norm is None else self.embed_norm(x)
 
+    def keep_normed(self, max_rows: int, device: str) -> None:
+        """On a device, where steps are replayed: hidden states are copied to one place."""
+        self.normed = torch.zeros(max_rows, self.spec.hidden_size, dtype=self.dtype, device=device)
+        self._keeps_normed = True
+        if self.fused is not None:
+            self.fused.hidden = self.normed
+
+    def _keep(self, normed: Tensor) -> None:
+        if self._keeps_normed and self.normed is not None:
+            self.normed[: normed.shape[0]] = normed
+        else:
+            self.normed = normed
+
     def step_logits(self, hidden: Tensor, step: Step) -> Tensor:
         if self.mtp is not None:
-            self.normed = hidden if self.norm is None else self.norm(hidden)
+            normed = hidden if self.norm is None else self.norm(hidden)
+            self._keep(normed)
             with program.rows_counted_by(step.counts[2:3]):
-                return self.vocabulary.logits(gather(self.normed, step.logit_rows), self.head, step.candidates)
+                return self.vocabulary.logits(gather(normed, step.logit_rows), self.head, step.candidates)
         with program.rows_counted_by(step.counts[2:3]):
             return self.logits(gather(hidden, step.logit_rows), step.candidates)
 

@@ -25,6 +25,7 @@ from windlass.nn.mixers.positions import Rotary
 from windlass.nn.norm import NormLayer
 from windlass.nn.parallel.shard import WHOLE, ModelShard
 
+
 class MtpDecoder(Protocol):
     """What the layer uses of the decoder it belongs to."""
 
@@ -33,6 +34,7 @@ class MtpDecoder(Protocol):
     vocabulary: Any
     head: Any
     fused: Any
+    normed: Tensor | None
 
     def embedded(self, step: Step) -> Tensor: ...
 
@@ -95,6 +97,15 @@ class MtpPass:
         self.outputs = self.layer.serve(self.inputs[: embedded.shape[0]], embedded, step, caches)
         with program.rows_counted_by(step.counts[2:3]):
             return self._decoder.vocabulary.logits(gather(self.outputs, step.logit_rows), self._decoder.head)
+
+    def after(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
+        """In the same step as the model, whose hidden states are used where they are: logits of all rows."""
+        assert self._decoder.normed is not None
+        given, self.inputs = self.inputs, self._decoder.normed
+        try:
+            return self(step, caches)
+        finally:
+            self.inputs = given
 
 
 def _fused(decoder: MtpDecoder, layer: MtpLayer) -> Any:

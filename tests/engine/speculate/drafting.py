@@ -29,5 +29,8 @@ class Oracle:
     def _spoiled(self, tokens: list[int]) -> list[int]:
         return [self._chance.randrange(self._vocab_size) if self._chance.random() < self._wrong else token for token in tokens]
 
+    def followed(self, sequence: EngineSequence) -> None:
+        pass
+
     def forget(self, number: int) -> None:
         pass

@@ -62,7 +62,8 @@ def answers(engine: Engine, requests: list[Submit]) -> list[tuple[list[int], str
     found = finish(engine)
     ends = [(found[request.id], found[request.id].finish) for request in requests]
     return [
-        (output.token_ids, end.reason if end else "", [round(entry.logprob, 4) for entry in output.logprobs]) for output, end in ends
+        (output.token_ids, end.reason if end else "", [round(entry.logprob, 4) for entry in output.logprobs])
+        for output, end in ends
     ]
 
 
@@ -91,7 +92,9 @@ def test_fewer_steps_are_taken_and_counted() -> None:
 
 
 @given(
-    requests=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60), st.integers(1, 40), st.booleans()), min_size=1, max_size=8),
+    requests=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 60), st.integers(1, 40), st.booleans()), min_size=1, max_size=8
+    ),
     num_blocks=st.integers(8, 16),
     step_tokens=st.integers(1, 30),
     logits=st.integers(0, 12),

@@ -61,6 +61,11 @@ class SchedulerLimits(Frozen):
         return min(self.context_tokens, self.num_blocks * self.block_tokens)
 
     @property
+    def max_decode_rows(self) -> int:
+        """In a step without prompts."""
+        return self.max_step_logits if self.max_drafts else self.max_sequences
+
+    @property
     def max_blocks(self) -> int:
         """Of one sequence."""
         return -(-self.longest_sequence // self.block_tokens)

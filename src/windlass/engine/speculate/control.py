@@ -19,6 +19,7 @@ GUESSED_ROW_COST = 0.2
 """Of a step's time, for a row more, before one was measured."""
 LEAST_GAIN = 1.03
 """Drafts that gain less are left out."""
+LEAST_CHANCE = 0.35
 FIRST_PROBE, LAST_PROBE = 48, 1536
 """Steps without drafts between probes: at first, and at most."""
 PLAIN_EVERY = 40
@@ -86,8 +87,10 @@ def _best(control: Control, rates: Sequence[float], num_rows: int, draft_seconds
     """Rows are added in order of what they bring, up to the most tokens per second."""
     plain = control.costs.of(num_rows, num_rows)
     if plain is None:
-        return (0,) * len(rates) if control.auto else (min(2, control.max_drafts),) * len(rates)
-    offers = sorted(((rate**depth, place) for place, rate in enumerate(rates) for depth in range(1, control.max_drafts + 1)), reverse=True)
+        return (0,) * len(rates) if control.auto else tuple(_likely(rate, control.max_drafts) for rate in rates)
+    offers = sorted(
+        ((rate**depth, place) for place, rate in enumerate(rates) for depth in range(1, control.max_drafts + 1)), reverse=True
+    )
     tokens, best, taken, length = float(num_rows), num_rows / plain * LEAST_GAIN, 0, 0
     for number, (gain, _) in enumerate(offers, 1):
         tokens += gain
@@ -102,7 +105,14 @@ def _best(control: Control, rates: Sequence[float], num_rows: int, draft_seconds
     return tuple(chosen)
 
 
-def after_step(control: Control, *, rows: int, sequences: int, seconds: float, drafted: int, accepted: int, offered: bool) -> Control:
+def _likely(rate: float, most: int) -> int:
+    """Where nothing is known of costs: drafts that are used more often than LEAST_CHANCE."""
+    return max(1, sum(1 for depth in range(1, most + 1) if rate**depth >= LEAST_CHANCE))
+
+
+def after_step(
+    control: Control, *, rows: int, sequences: int, seconds: float, drafted: int, accepted: int, offered: bool
+) -> Control:
     """A decode step took `seconds`. `drafted`: drafts verified; `offered`: whether there were any to verify."""
     costs = control.costs.with_step(rows, seconds)
     if not drafted:

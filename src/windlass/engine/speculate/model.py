@@ -64,6 +64,9 @@ class ModelDrafter:
     def forget(self, number: int) -> None:
         self._followed.pop(number, None)
 
+    def followed(self, sequence: EngineSequence) -> None:
+        self._followed[sequence.id] = (sequence.num_computed, sequence.num_preemptions)
+
     def follow(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> None:
         given = [self._following(chunk) for chunk in chunks]
         kept = [(chunk, new, row) for chunk, new, row in zip(chunks, given, rows, strict=True) if new.stop > new.start]
@@ -71,7 +74,9 @@ class ModelDrafter:
         if not kept:
             return
         if self._mtp is not None:
-            self._gather(self._mtp, [range(row + new.start - chunk.start, row + new.stop - chunk.start) for chunk, new, row in kept])
+            self._gather(
+                self._mtp, [range(row + new.start - chunk.start, row + new.stop - chunk.start) for chunk, new, row in kept]
+            )
         self._run([new for _, new, _ in kept])
 
     def draft(self, wanted: Sequence[tuple[EngineSequence, int]]) -> list[tuple[int, ...]]:
@@ -106,7 +111,11 @@ class ModelDrafter:
         gap = since == sequence.num_preemptions and done < chunk.start
         self._followed[sequence.id] = (done if gap else stop, sequence.num_preemptions)
         return GivenChunk(
-            sequence, start, stop, stop - 1 if has_logits and not gap else stop, given=sequence.tokens[start + shift : stop + shift]
+            sequence,
+            start,
+            stop,
+            stop - 1 if has_logits and not gap else stop,
+            given=sequence.tokens[start + shift : stop + shift],
         )
 
     def _run(self, chunks: list[GivenChunk]) -> None:

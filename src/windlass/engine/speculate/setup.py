@@ -68,12 +68,18 @@ class SpeculationPlan(NamedTuple):
         assert spec.next_token is not None
         return round(spec.next_token.layer.mixer.kv_elements * KV_BYTES[kv])
 
-    def made(self, limits: SchedulerLimits, num_tokens: int, kv: torch.dtype, device: str, spare: int) -> Speculation | None:
+    def made(
+        self, main: Runner, limits: SchedulerLimits, num_tokens: int, kv: torch.dtype, device: str, spare: int
+    ) -> Speculation | None:
         """`spare`: blocks of a cache beyond those of the scheduler."""
         if not self.max_drafts:
             return None
-        model = self._model(limits, num_tokens, kv, device, spare)
-        return Speculation(auto=self.how == "auto", ngram=self.has_ngram, model=model, described=self._described)
+        model = self._model(main, limits, num_tokens, kv, device, spare)
+        # On a GPU a step verifies and drafts in one graph, which makes one draft.
+        model_drafts = 1 if self.has_mtp and device != "cpu" else MAX_DRAFTS[MODEL]
+        return Speculation(
+            auto=self.how == "auto", ngram=self.has_ngram, model=model, model_drafts=model_drafts, described=self._described
+        )
 
     @property
     def _described(self) -> str:
@@ -81,7 +87,9 @@ class SpeculationPlan(NamedTuple):
         used += [] if self.draft is None else [self.draft.spec.name]
         return " and ".join(used) + (", where it pays" if self.how == "auto" else "")
 
-    def _model(self, limits: SchedulerLimits, num_tokens: int, kv: torch.dtype, device: str, spare: int) -> ModelDrafter | None:
+    def _model(
+        self, main: Runner, limits: SchedulerLimits, num_tokens: int, kv: torch.dtype, device: str, spare: int
+    ) -> ModelDrafter | None:
         blocks = limits.num_blocks + spare
         # A model also computes the newest token of each sequence, one step before the main model does.
         roomy = msgspec.structs.replace(limits, max_step_tokens=limits.max_step_tokens + limits.max_sequences)
@@ -92,8 +100,13 @@ class SpeculationPlan(NamedTuple):
         if not self.has_mtp:
             return None
         layer = self.decoder.mtp
+        if device != "cpu":
+            self.decoder.keep_normed(roomy.max_step_tokens, device)
         mtp = MtpPass(self.decoder, layer, roomy.max_step_tokens, device)
-        runner = Runner(mtp, [layer.make_cache(blocks, kv, device)], roomy, device, record, num_tokens)
+        caches = [layer.make_cache(blocks, kv, device)]
+        runner = Runner(mtp, caches, roomy, device, record, num_tokens)
+        if main.verify_graphs is not None:
+            main.verify_graphs.draft = lambda step: mtp.after(step, caches)
         return ModelDrafter(runner, Sampler(num_tokens), self.decoder, mtp)
 
 

@@ -31,6 +31,10 @@ class DraftingModel(Protocol):
         """Up to so many tokens that follow each sequence, all of whose tokens but the last were followed. Right after `follow`."""
         ...
 
+    def followed(self, sequence: EngineSequence) -> None:
+        """It was followed without: the device did it in the same step."""
+        ...
+
     def forget(self, number: int) -> None: ...
 
 
@@ -53,6 +57,7 @@ class Speculation:
         ngram: bool,
         model: DraftingModel | None = None,
         max_drafts: int | None = None,
+        model_drafts: int = MAX_DRAFTS[MODEL],
         described: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -61,11 +66,13 @@ class Speculation:
         self._ngram, self.model, self._clock = ngram, model, clock
         self.max_drafts = max_drafts or max(MAX_DRAFTS[NGRAM] if ngram else 0, MAX_DRAFTS[MODEL] if model else 0)
         self.controls = {
-            source: Control(auto=auto, max_drafts=min(self.max_drafts, MAX_DRAFTS[source]))
-            for source, is_used in ((NGRAM, ngram), (MODEL, model is not None))
+            source: Control(auto=auto, max_drafts=min(self.max_drafts, most))
+            for source, most, is_used in ((NGRAM, MAX_DRAFTS[NGRAM], ngram), (MODEL, model_drafts, model is not None))
             if is_used
         }
         self._draft_seconds = 0.0
+        self._made: dict[int, Sequence[int]] = {}
+        """Drafts after each row of the step, by sequence, where the device has made them already."""
         self._of: dict[int, SequenceDrafts] = {}
         self._offered: set[str] = set()
         self.num_drafted = self.num_accepted = 0
@@ -100,6 +107,10 @@ class Speculation:
         if self.model is not None:
             self._let_draft(self.model, batch)
 
+    def take_drafts(self, chunks: Sequence[Chunk], drafts: Sequence[Sequence[int]]) -> None:
+        """The device has made the draft that follows each row of these chunks, and kept up with them; empty: it has not."""
+        self._made = {chunk.sequence.id: made for chunk, made in zip(chunks, drafts, strict=True)} if drafts else {}
+
     def forget(self, sequence: EngineSequence) -> None:
         self._of.pop(sequence.id, None)
         if self.model is not None:
@@ -129,7 +140,13 @@ class Speculation:
                 continue
             made, right = (sum(drafted.get(source, ())[place::2]) for place in (0, 1))
             self.controls[source] = after_step(
-                control, rows=rows, sequences=sequences, seconds=seconds, drafted=made, accepted=right, offered=source in self._offered
+                control,
+                rows=rows,
+                sequences=sequences,
+                seconds=seconds,
+                drafted=made,
+                accepted=right,
+                offered=source in self._offered,
             )
 
     def _judge(self, chunk: Chunk, accepted: int) -> None:
@@ -149,6 +166,14 @@ class Speculation:
         began = self._clock()
         rows, chunks, starts = 0, list[Chunk](), list[int]()
         follows_decodes = self.drafts_from_model
+        made, self._made = self._made, {}
+        for chunk in batch.chunks if made else ():
+            if chunk.sequence.blocks:
+                accepted = chunk.sequence.num_computed - chunk.num_known
+                self._of[chunk.sequence.id].model_drafts = (made[chunk.sequence.id][accepted],)
+                model.followed(chunk.sequence)
+        if made:
+            return
         for chunk in batch.chunks:
             is_decode = chunk.num_known - chunk.start == 1
             if chunk.sequence.blocks and (follows_decodes or not is_decode):
@@ -170,5 +195,3 @@ class Speculation:
         if all(chunk.num_known - chunk.start == 1 for chunk in chunks):
             taken = (self._clock() - began) / max(chosen)
             self._draft_seconds += (taken - self._draft_seconds) * (0.15 if self._draft_seconds else 1)
-
-

@@ -159,7 +159,14 @@ class FusedLayer:
         mixer, rotary, step = self.mixer, self.mixer.rotary, space.decoding
         assert rotary is not None and cache.values is not None
         heads.rotate_store(
-            qkv, rotary.table, step.positions, step.slots, cache.keys, cache.values, mixer.num_kv_heads, interleaved=rotary.interleaved
+            qkv,
+            rotary.table,
+            step.positions,
+            step.slots,
+            cache.keys,
+            cache.values,
+            mixer.num_kv_heads,
+            interleaved=rotary.interleaved,
         )
         with driver.dependent_launches(False):
             heads.decode_attention(

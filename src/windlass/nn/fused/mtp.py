@@ -11,7 +11,15 @@ from torch.nn.attention import sdpa_kernel
 from windlass.kernels.cuda import driver, linear
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.step import KvCache, Step
-from windlass.nn.fused.decoder import BACKENDS, DEPENDENT_ROWS, MAX_ROWS, AttentionLaunch, FusedDecoder, FusedLayer, ResidualStream
+from windlass.nn.fused.decoder import (
+    BACKENDS,
+    DEPENDENT_ROWS,
+    MAX_ROWS,
+    AttentionLaunch,
+    FusedDecoder,
+    FusedLayer,
+    ResidualStream,
+)
 from windlass.nn.fused.feed_forward import wide_product
 from windlass.nn.mtp import MtpLayer
 

@@ -62,7 +62,9 @@ class TensorIndex:
         for rule in self.rules:
             if rule.part is ModelPart.NEXT_TOKEN and rule.copy_of is None:
                 numbers = range(rule.num_experts) if rule.num_experts else (None,)
-                yield from (ModelTensor(rule=rule, layer=layer, expert=number) for layer in rule.layers or () for number in numbers)
+                yield from (
+                    ModelTensor(rule=rule, layer=layer, expert=number) for layer in rule.layers or () for number in numbers
+                )
 
 
 def _on_stage(rule: Rule, spec: ModelSpec, layers: Interval) -> bool:
