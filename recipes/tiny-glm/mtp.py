@@ -1,10 +1,12 @@
 """Trains an MTP layer for the bundled model, whose other weights stay as they are, and writes a model that has both.
 
     python recipes/tiny-glm/build.py out/tiny-glm            # with the tokenizer of the bundled model in out/tiny-glm/tokenizer
-    python recipes/tiny-glm/mtp.py out/tiny-glm out/tiny-glm-mtp --minutes 25
+    python recipes/tiny-glm/mtp.py out/tiny-glm out/tiny-glm-mtp --minutes 40
+    python recipes/tiny-glm/mtp.py out/tiny-glm out/tiny-glm-mtp --write
 
 The layer learns to predict what the model itself predicts (its whole distribution, not the text): that is what drafts are compared with.
-`--write` makes the files that lie beside the model. Every third step also trains the second draft, made from the layer's own output, as drafting does. The tensors of the model are copied bit by bit.
+Every third step also trains the second draft, made from the layer's own output, as drafting does. `--write` then makes the files that lie
+beside the model, whose own file does not change.
 """
 
 from __future__ import annotations
