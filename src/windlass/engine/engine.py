@@ -97,6 +97,8 @@ class Engine:
         while self.has_work:
             self.step()
         self.scheduler, self._totals = Scheduler(self.limits), EngineTotals()
+        if self.speculation is not None:
+            self.speculation.reset()
 
     def submit(self, submit: Submit) -> None:
         """Raises BadInput for a request that could never finish."""

@@ -109,12 +109,12 @@ class MtpPass:
 
 
 def _fused(decoder: MtpDecoder, layer: MtpLayer) -> Any:
-    """Where the decoder's weights are tiles, so are the layer's."""
+    """In the fused pass, if its weights are in the same layout as the decoder's."""
     if decoder.fused is None:
         return None
-    from windlass.nn.fused.mtp import FusedMtp
+    from windlass.nn.fused.mtp import FusedMtp, is_tiled
 
-    return FusedMtp(decoder.fused, layer)
+    return FusedMtp(decoder.fused, layer) if is_tiled(layer.layer) else None
 
 
 def _join(embedded: Tensor, hidden: Tensor, positions: Tensor, joined: Tensor) -> None:

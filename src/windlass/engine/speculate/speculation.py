@@ -65,16 +65,22 @@ class Speculation:
         self.described = described
         self._ngram, self.model, self._clock = ngram, model, clock
         self.max_drafts = max_drafts or max(MAX_DRAFTS[NGRAM] if ngram else 0, MAX_DRAFTS[MODEL] if model else 0)
-        self.controls = {
+        self._initial = {
             source: Control(auto=auto, max_drafts=min(self.max_drafts, most))
             for source, most, is_used in ((NGRAM, MAX_DRAFTS[NGRAM], ngram), (MODEL, model_drafts, model is not None))
             if is_used
         }
+        self.controls = dict(self._initial)
         self._draft_seconds = 0.0
         self._made: dict[int, Sequence[int]] = {}
         """Drafts after each row of the step, by sequence, where the device has made them already."""
         self._of: dict[int, SequenceDrafts] = {}
         self._offered: set[str] = set()
+        self.num_drafted = self.num_accepted = 0
+
+    def reset(self) -> None:
+        """Forgets what was measured, while kernels were compiled and graphs captured."""
+        self.controls, self._draft_seconds = dict(self._initial), 0.0
         self.num_drafted = self.num_accepted = 0
 
     def propose(self, running: Iterable[EngineSequence]) -> None:

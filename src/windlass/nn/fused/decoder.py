@@ -170,7 +170,7 @@ class FusedLayer:
         )
         with driver.dependent_launches(False):
             heads.decode_attention(
-                qkv, space.unrotated, torch.zeros_like(step.positions), step.slots, step.lengths, step.blocks, cache.keys, cache.values, out,
+                qkv, space.unrotated, space.start[: qkv.shape[0]], step.slots, step.lengths, step.blocks, cache.keys, cache.values, out,
                 space.attention, scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
             )  # fmt: skip
 
@@ -247,7 +247,8 @@ class AttentionLaunch:
     """Sequences with one row each: they come first."""
     prompts: Prompts | None
     unrotated: Tensor
-    """A rotary table of one position that rotates by nothing, for rows that are chained."""
+    """A rotary table of one position that rotates by nothing, and positions in it, for rows that are chained."""
+    start: Tensor
 
     @property
     def padding(self) -> int:
@@ -275,6 +276,7 @@ class FusedDecoder:
         rotary = self.layers[0].mixer.rotary
         assert rotary is not None
         self._unrotated = torch.stack((torch.ones_like(rotary.table[:1, 0]), torch.zeros_like(rotary.table[:1, 0])), dim=1)
+        self._start = torch.zeros(1024, dtype=torch.int32, device=decoder.table.device)
         self.hidden: Tensor | None = None
         """bf16 [rows, hidden] for the rows of a step after the final norm, which the MTP layer reads; None: nobody does."""
 
@@ -335,4 +337,6 @@ class FusedDecoder:
         partial = torch.empty(size, dtype=torch.float32, device=step.lengths.device)
         whole = decoding == len(lengths)
         first, prompts = (step, None) if whole else (step.part(0, decoding), prompts_of(step, decoding))
-        return AttentionLaunch(heads.AttentionWorkspace(partial, self._arrived), splits, shape, first, prompts, self._unrotated)
+        return AttentionLaunch(
+            heads.AttentionWorkspace(partial, self._arrived), splits, shape, first, prompts, self._unrotated, self._start
+        )
