@@ -22,7 +22,7 @@ from windlass.families import describe, rules  # noqa: E402
 from windlass.kernels.step import Step  # noqa: E402
 from windlass.nn import Decoder  # noqa: E402
 from windlass.nn.fused import mtp as fused_mtp  # noqa: E402
-from windlass.nn.mtp import MtpPass  # noqa: E402
+from windlass.nn.mtp_pass import MtpPass  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

@@ -35,7 +35,7 @@ class GivenChunk(Chunk):
 
 
 class MtpInputs(Protocol):
-    """nn.mtp.MtpPass."""
+    """nn.mtp_pass.MtpPass."""
 
     inputs: Tensor
     """[rows, width]: the hidden state of each row, filled before a run."""

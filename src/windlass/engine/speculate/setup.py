@@ -17,7 +17,7 @@ from windlass.engine.speculate.model import ModelDrafter
 from windlass.engine.speculate.speculation import MAX_DRAFTS, MODEL, NGRAM, Speculation
 from windlass.errors import BadInput
 from windlass.nn.decoder import Decoder
-from windlass.nn.mtp import MtpPass
+from windlass.nn.mtp_pass import MtpPass
 from windlass.nn.parallel.shard import ModelShard
 
 
