@@ -17,7 +17,7 @@ RATE_WEIGHT, SECONDS_WEIGHT = 0.12, 0.15
 """Of a new measurement in the moving averages."""
 GUESSED_ROW_COST = 0.2
 """Of a step's time, for a row more, before one was measured."""
-LEAST_GAIN = 1.03
+LEAST_GAIN = 1.08
 """Drafts that gain less are left out."""
 LEAST_CHANCE = 0.35
 FIRST_PROBE, LAST_PROBE = 48, 1536

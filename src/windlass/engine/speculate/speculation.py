@@ -101,10 +101,10 @@ class Speculation:
                 sequence.drafts = drafts[:count]
 
     def _offer(self, sequence: EngineSequence, state: SequenceDrafts) -> tuple[str, tuple[int, ...]]:
+        drafts, state.model_drafts = state.model_drafts, ()
         found = state.index.draft(sequence.tokens, self.controls[NGRAM].max_drafts) if self._ngram else ()
         if found:
             return NGRAM, found
-        drafts, state.model_drafts = state.model_drafts, ()
         return (MODEL, drafts) if drafts else ("", ())
 
     def observe(self, batch: ScheduledBatch, seconds: float) -> None:
@@ -152,7 +152,7 @@ class Speculation:
                 seconds=seconds,
                 drafted=made,
                 accepted=right,
-                offered=source in self._offered,
+                offered=source == MODEL or source in self._offered,
             )
 
     def _judge(self, chunk: Chunk, accepted: int) -> None:
@@ -171,18 +171,17 @@ class Speculation:
     def _let_draft(self, model: DraftingModel, batch: ScheduledBatch) -> None:
         began = self._clock()
         rows, chunks, starts = 0, list[Chunk](), list[int]()
-        follows_decodes = self.drafts_from_model
+        follows = self.drafts_from_model
         made, self._made = self._made, {}
         for chunk in batch.chunks if made else ():
             if chunk.sequence.blocks:
                 accepted = chunk.sequence.num_computed - chunk.num_known
                 self._of[chunk.sequence.id].model_drafts = (made[chunk.sequence.id][accepted],)
                 model.followed(chunk.sequence)
-        if made:
-            return
+        if made or not follows:
+            return  # a sequence that is not followed all the way has no drafts
         for chunk in batch.chunks:
-            is_decode = chunk.num_known - chunk.start == 1
-            if chunk.sequence.blocks and (follows_decodes or not is_decode):
+            if chunk.sequence.blocks:
                 chunks.append(chunk)
                 starts.append(rows)
             rows += chunk.stop - chunk.start
@@ -190,7 +189,7 @@ class Speculation:
             return
         model.follow(chunks, starts)
         wanted = [chunk.sequence for chunk in chunks if chunk.sequence.num_pending == 1]
-        if not wanted or not follows_decodes:
+        if not wanted:
             return
         control = self.controls[MODEL]
         states = [self._of.setdefault(sequence.id, SequenceDrafts()) for sequence in wanted]
