@@ -1,4 +1,4 @@
-"""Speculation on this machine's CPU: a prompt whose answer repeats it (editing a file), and one whose answer does not; with and without drafts.
+"""Speculation on a CPU: a prompt whose answer repeats most of it (editing a text), and one whose answer does not; with drafts and without.
 
 Both answers have the same tokens with every kind of drafts, or this fails. Tokens/s are of decoding, the best of some rounds that take turns.
 Run: python bench/speculate/editing.py SmolLM2-135M-Instruct.gguf
@@ -25,23 +25,12 @@ from windlass.open.drafts import with_draft_model  # noqa: E402
 from windlass.open.resolve import model_files  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
 
-FILE = '''def area(width, height):
-    """The area of a rectangle."""
-    return width * height
-
-
-def perimeter(width, height):
-    """The length of its outline."""
-    return 2 * (width + height)
-
-
-def describe(width, height):
-    """Both, as a line of text."""
-    print("width", width, "height", height)
-    print("area", area(width, height), "perimeter", perimeter(width, height))
-'''
+TEXT = """The old lighthouse stood on a cliff above the harbour. Every evening its keeper climbed the stairs and lit the lamp. Ships far out at \
+sea could see the light and knew that they were near home. One night a storm broke the glass, and the keeper held the lamp in his own hands \
+until the morning came. The people of the town heard of it and brought him new glass, warm bread and a coat of thick wool. He thanked them \
+all, and said that he had only done what anybody would have done."""
 PROMPTS = {
-    "editing": f"Repeat this file exactly, word for word:\n```python\n{FILE}```",
+    "editing": f"Please proofread the following text. Return the complete text, with mistakes corrected and nothing else.\n\n{TEXT}",
     "writing": "Write a short story about a sailor who finds an old map.",
 }
 

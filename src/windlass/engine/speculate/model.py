@@ -2,9 +2,6 @@
 
 It has a KV cache of its own with the blocks of the main one: a token's keys and values lie at the same place in both, so the block table,
 the prefix cache and preemption serve both. It runs through a Runner of its own, recorded like the main one.
-
-Drafts of a sampled request are drawn from its distribution with the same random number that the main model's token will be drawn with: they agree
-wherever the distributions do, and the output is the same as without drafts.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
+from windlass.core.request import GREEDY
 from windlass.engine.execute.runner import Runner
 from windlass.engine.sample.sampler import Sampler, SamplingState, select_rows
 from windlass.engine.schedule.scheduler import Chunk
@@ -86,7 +84,7 @@ class ModelDrafter:
             if not going or self._logits is None:
                 break
             rows = [self._last[sequence.id].row for sequence in going]
-            tokens = self._sampler.sample(select_rows(self._logits, rows), [_state(sequence, depth) for sequence in going])
+            tokens = self._sampler.sample(select_rows(self._logits, rows), [draft_state(sequence, depth) for sequence in going])
             for sequence, token in zip(going, tokens, strict=True):
                 if token is not None:
                     found[sequence.id].append(token)
@@ -161,14 +159,8 @@ def _copy(source: Tensor, rows: list[int], into: Tensor) -> None:
         into[: len(rows)] = source[torch.tensor(rows, device=source.device)]
 
 
-def _state(sequence: EngineSequence, depth: int) -> SamplingState:
-    """As the main model's token at that place will be drawn, but for penalties and grammars, which depend on the tokens before it."""
-    state: SamplingState = sequence.request.sampling_state
-    return SamplingState(
-        sampling=state.sampling,
-        seed=state.seed,
-        counts=None,
-        bias=state.bias,
-        is_argmax=state.sampling.is_greedy and state.bias is None,
-        num_sampled=state.num_sampled + depth,
-    )
+def draft_state(sequence: EngineSequence, depth: int) -> SamplingState:
+    """How a draft is chosen: the most likely token, with the request's bias. Drafts drawn with the random number of the main model's token were
+    accepted less often (docs/log.md)."""
+    bias = sequence.request.sampling_state.bias
+    return SamplingState(sampling=GREEDY, seed=0, counts=None, bias=bias, is_argmax=bias is None, num_sampled=depth)
