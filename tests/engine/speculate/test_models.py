@@ -25,7 +25,8 @@ from windlass.weights.text.files import model_text  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
-JSON = '{"grammars": [{"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a", "b"]}}]}'
+PROPERTIES = '{"a": {"type": "integer"}, "b": {"type": "string"}}'
+JSON = '{"grammars": [{"json_schema": {"type": "object", "properties": ' + PROPERTIES + ', "required": ["a", "b"]}}]}'
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -78,7 +79,7 @@ def answered(path: Path, requests: list[Submit], how: str, **more: Any) -> tuple
 def test_answers_are_the_same_token_by_token(path: Path, requests: list[Submit]) -> None:
     plain, _ = answered(path, requests, "off")
     assert len(plain) == len(requests)
-    for how, least in (("mtp", 0.4), ("ngram", 0.2), ("auto", 0.0), (str(path), 0.7)):
+    for how, least in (("mtp", 0.2), ("ngram", 0.05), ("auto", 0.0), (str(path), 0.3)):
         found, engine = answered(path, requests, how)
         assert found == plain, how
         stats = engine.stats()
