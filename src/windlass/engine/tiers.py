@@ -67,7 +67,9 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
         raise BadInput("--host-memory and --disk-folder have no effect on a GPU yet; leave them out, or add --device cpu")
 
     def decoder(source: Any) -> Decoder:
-        mtp = wants_mtp(launch, weights.spec, weights.shard)
+        mtp = wants_mtp(launch, weights.spec, weights.shard) and source is weights.source
+        if launch.speculate == "mtp" and not mtp:
+            raise BadInput("--speculate mtp needs all weights in memory, and some are on disk; choose ngram or a small model")
         return Decoder(weights.spec, source, context_tokens, shard=weights.shard, mtp=mtp)
 
     if device != "cpu" or not _exceeds(launch, weights, free_bytes):
