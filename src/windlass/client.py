@@ -62,6 +62,8 @@ class ClientOptions(TypedDict, total=False):
     exact: bool
     quant: str | None
     """Quantize a bf16 or fp32 checkpoint while it loads: int4 or int8."""
+    speculate: str
+    """How tokens are drafted: auto, off, ngram, mtp or a small model; the answers are the same."""
     host_memory: str | int | None
     """The most host memory to use, as `24GB` or in bytes; weights that do not fit are read from disk while the model runs."""
     disk_folder: str | None
@@ -286,7 +288,9 @@ def answer_of(deltas: Iterable[Delta]) -> Answer:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 _SERVER_OPTIONS = frozenset({"api_key", "model", "timeout"})
-_LAUNCH_OPTIONS = ("device", "kv", "exact", "quant", "context_tokens", "max_sequences", "disk_folder", "secret_file", "sync")
+_LAUNCH_OPTIONS = (
+    "device", "kv", "exact", "quant", "context_tokens", "max_sequences", "disk_folder", "secret_file", "sync", "speculate",
+)  # fmt: skip
 
 
 def open_core_client(where: str | Path | CoreClient, options: ClientOptions) -> tuple[CoreClient, Sampling]:

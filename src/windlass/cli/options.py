@@ -33,6 +33,13 @@ ROWS: dict[str, Row] = {
         "int4|int8",
         "Quantize a bf16 or fp32 checkpoint while loading; with --random-weights, how to store them.",
     ),
+    "speculate": Row(
+        str,
+        "off",
+        "auto|off|ngram|mtp|MODEL",
+        "Draft tokens and verify several at a time, with the same output: by lookup in prompt and answer, by the model's MTP layer, or by a "
+        "small MODEL. auto measures what pays.",
+    ),
     "gpu_memory": Row(
         str | None, None, "SIZE[,SIZE...]", "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free."
     ),
@@ -91,6 +98,7 @@ def _launch(values: dict[str, Any]) -> Any:
         kv=values["kv"],
         exact=values["exact"],
         quant=values["quant"],
+        speculate=values["speculate"],
         gpu_memory=tuple(parse_bytes(size) for size in (values["gpu_memory"] or "").split(",") if size),
         host_memory=None if values["host_memory"] is None else parse_bytes(values["host_memory"]),
         disk_folder=values["disk_folder"],

@@ -21,6 +21,8 @@ from windlass.units import MIB, format_bytes
 DEVICES = ("auto", "cpu", "cuda", "mps")
 KV_TYPES = ("bf16", "fp32")
 LOAD_SCHEMES = ("int4", "int8")
+SPECULATE = ("auto", "off", "ngram", "mtp")
+"""Or a model that drafts."""
 LEAST_MEMORY = 256 * MIB
 """A process with torch takes about as much before any weight is loaded."""
 LOADER = "windlass.engine.ranks.first:load_job"
@@ -73,6 +75,8 @@ class Launch(Frozen):
     """Quantize a checkpoint while loading (int4 or int8), or how to store random weights; None: as stored."""
     tiers: tuple[TierPlacement, ...] = ()
     """Placement of each rank's weights from a saved plan; empty: chosen while loading."""
+    speculate: str = "off"
+    """How tokens are drafted: one of SPECULATE, or the path of a small model with the same tokens."""
     planned: EpochPlan | None = None
     """Placement from a saved plan, used while as many machines are there as it was made for."""
     loader: str = LOADER
@@ -81,6 +85,11 @@ class Launch(Frozen):
     @property
     def kv_type(self) -> str:
         return self.kv or "bf16"
+
+    @property
+    def draft_model(self) -> str:
+        """Of speculation; empty: none."""
+        return "" if self.speculate in SPECULATE else self.speculate
 
     @property
     def is_single(self) -> bool:
@@ -102,6 +111,10 @@ def check_launch(launch: Launch) -> None:
         raise BadInput("--context must be at least 2 tokens: one for the prompt and one for the answer")
     _check_memory(launch)
     _check_layout(launch)
+    if not launch.is_single and (launch.speculate == "mtp" or launch.draft_model):
+        raise BadInput(
+            f"--speculate {launch.speculate} needs the whole model on one device; choose ngram, or do not split the model"
+        )
     if launch.workers:
         _check_workers(launch)
     elif launch.secret_file is not None:

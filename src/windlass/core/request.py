@@ -415,6 +415,9 @@ class Stats(Frozen):
     failed: int = 0
     late: int = 0
     """Cancelled because their deadline passed."""
+    drafted: int = 0
+    """Tokens that speculation guessed and a step verified, and how many of them were right."""
+    accepted: int = 0
     process_bytes: int = 0
     """Resident memory of the engine process; 0: unknown."""
     devices: tuple[DeviceMemory, ...] = ()

@@ -20,9 +20,10 @@ from windlass.engine.execute.embed import embed
 from windlass.engine.execute.runner import Decoder, Runner
 from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, TokenizerData, timeout_message
 from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, WithoutStops
-from windlass.engine.sample.sampler import Sampler, SamplingState
+from windlass.engine.sample.sampler import Sampler, SamplingState, select_rows
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
+from windlass.engine.speculate.speculation import Speculation
 from windlass.engine.warm_up import warm_up_requests
 from windlass.errors import BadInput, Error
 from windlass.kernels.step import KvCache
@@ -54,6 +55,9 @@ class EngineTotals:
 
 
 class Engine:
+    judge: Callable[[int, int | None], int | None] | None = None
+    """For benchmarks: (draft, sampled token) to the token that is taken, to force an acceptance."""
+
     def __init__(
         self,
         decoder: Decoder,
@@ -65,9 +69,10 @@ class Engine:
         record: bool = True,
         runner: type[Runner] = Runner,
         clock: Callable[[], float] = time.perf_counter,
+        speculation: Speculation | None = None,
     ) -> None:
         """`num_tokens`: vocabulary size; the decoder's logits may have more columns, for padding."""
-        self._clock = clock
+        self._clock, self.speculation = clock, speculation
         self.limits, self.num_tokens = limits, num_tokens
         self.scheduler = Scheduler(limits)
         self.runner = runner(decoder, caches, limits, device, record, num_tokens)
@@ -93,6 +98,8 @@ class Engine:
         while self.has_work:
             self.step()
         self.scheduler, self._totals = Scheduler(self.limits), EngineTotals()
+        if self.speculation is not None:
+            self.speculation.reset()
 
     def submit(self, submit: Submit) -> None:
         """Raises BadInput for a request that could never finish."""
@@ -136,11 +143,20 @@ class Engine:
 
     def _run_step(self) -> list[SequenceOutput]:
         """Sequences still in prefill have no output."""
+        began = self._clock()
+        if self.speculation is not None:
+            self.speculation.propose(self.scheduler.running)
         batch = self.scheduler.schedule()
         if not batch.chunks:
             return []
         self._mark_started(batch)
         self._totals.steps += 1
+        outputs = self._computed(batch)
+        if self.speculation is not None:
+            self.speculation.observe(batch, self._clock() - began)
+        return outputs
+
+    def _computed(self, batch: ScheduledBatch) -> list[SequenceOutput]:
         tokens = self._device_tokens(batch) if self.runner.selects_tokens else None
         logits = None if tokens is not None else self.runner.run(batch.chunks)
         self.scheduler.computed(batch)
@@ -149,7 +165,15 @@ class Engine:
         if logits is not None:
             return self._outputs(batch, logits)
         assert tokens is not None
-        return [self._output(chunk.sequence, token, []) for chunk, token in zip(batch.chunks, tokens, strict=True)]
+        return [self._take_all(chunk, found) for chunk, found in zip(batch.chunks, tokens, strict=True)]
+
+    def _take_all(self, chunk: Chunk, tokens: Sequence[int | None]) -> SequenceOutput:
+        """What the device chose for the rows of a sequence: up to the first that is not the draft."""
+        outputs: dict[int, SequenceOutput] = {}
+        for depth, token in enumerate(tokens):
+            if not self._take(chunk, depth, token, {}, outputs):
+                break
+        return outputs[chunk.sequence.id]
 
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self.scheduler.pool, self._totals
@@ -169,6 +193,8 @@ class Engine:
             cancelled=totals.by_reason["cancelled"],
             failed=totals.by_reason["error"],
             late=totals.by_reason[LATE],
+            drafted=0 if self.speculation is None else self.speculation.num_drafted,
+            accepted=0 if self.speculation is None else self.speculation.num_accepted,
         )
 
     def close(self) -> None:
@@ -257,15 +283,22 @@ class Engine:
                 if not request.submit.generated:  # otherwise the lost engine counted it
                     self._totals.prompt_tokens += chunk.sequence.num_prompt
 
-    def _device_tokens(self, batch: ScheduledBatch) -> list[int | None] | None:
-        """If the whole step is greedy the device selects the tokens itself."""
+    def _device_tokens(self, batch: ScheduledBatch) -> list[list[int | None]] | None:
+        """If the whole step is greedy the device selects the tokens of all rows itself."""
         for chunk in batch.chunks:
             request: RequestState = chunk.sequence.request
             if not chunk.sequence.max_tokens or not request.sampling_state.is_argmax:
                 return None
             if request.submit.logprobs is not None or request.submit.prompt_logprobs is not None:
                 return None
-        return self.runner.next_tokens(batch.chunks, self._continues(batch))
+        if self.speculation is not None and any(chunk.drafts for chunk in batch.chunks):
+            found = self.runner.verified(batch.chunks)
+            if found is None:
+                return None
+            self.speculation.take_drafts(batch.chunks, found[1])
+            return found[0]
+        tokens = self.runner.next_tokens(batch.chunks, self._continues(batch) and self.speculation is None)
+        return None if tokens is None else [[token] for token in tokens]
 
     def _continues(self, batch: ScheduledBatch) -> bool:
         """Whether the next step will probably have the same sequences."""
@@ -274,8 +307,7 @@ class Engine:
         )
 
     def _outputs(self, batch: ScheduledBatch, logits: Tensor) -> list[SequenceOutput]:
-        sampled: list[EngineSequence] = []
-        rows: list[int] = []
+        sampled: list[tuple[Chunk, int]] = []
         ended: list[SequenceOutput] = []
         row = 0
         for chunk in batch.chunks:
@@ -286,23 +318,45 @@ class Engine:
             if not chunk.is_sampled:
                 continue
             if sequence.max_tokens:
-                sampled.append(sequence)
-                rows.append(row - 1)
+                sampled.append((chunk, row - 1 - len(chunk.drafts)))
             else:  # a scoring request
                 finish = self._finish(sequence, "length")
                 ended.append(SequenceOutput(sequence.id, [], prompt_logprobs=sequence.request.prompt_logprobs, finish=finish))
-        if not sampled:
-            return ended
-        return ended + self._sample(sampled, logits if len(rows) == row else logits[rows])
+        return ended + self._sample(sampled, logits) if sampled else ended
 
-    def _sample(self, sequences: list[EngineSequence], logits: Tensor) -> list[SequenceOutput]:
-        """The next token of each sequence; one row of logits each."""
-        tokens = self.sampler.sample(logits, [sequence.request.sampling_state for sequence in sequences])
-        logprobs = self._logprobs(sequences, tokens, logits)
-        return [
-            self._output(sequence, token, logprobs.get(sequence.id, []))
-            for sequence, token in zip(sequences, tokens, strict=True)
-        ]
+    def _sample(self, sampled: list[tuple[Chunk, int]], logits: Tensor) -> list[SequenceOutput]:
+        """The next token of each sequence, from its row of logits. While a token is the one that was drafted, the next row follows it: every
+        token is sampled as it would be without drafts."""
+        outputs: dict[int, SequenceOutput] = {}
+        depth = 0
+        while sampled:
+            rows, sequences = [row + depth for _, row in sampled], [chunk.sequence for chunk, _ in sampled]
+            wanted = select_rows(logits, rows)
+            tokens = self.sampler.sample(wanted, [sequence.request.sampling_state for sequence in sequences])
+            logprobs = self._logprobs(sequences, tokens, wanted)
+            going: list[tuple[Chunk, int]] = []
+            for (chunk, row), token in zip(sampled, tokens, strict=True):
+                if self._take(chunk, depth, token, logprobs, outputs):
+                    going.append((chunk, row))
+            sampled, depth = going, depth + 1
+        return list(outputs.values())
+
+    def _take(
+        self,
+        chunk: Chunk,
+        depth: int,
+        token: int | None,
+        logprobs: dict[int, list[TokenLogprob]],
+        outputs: dict[int, SequenceOutput],
+    ) -> bool:
+        """Whether the token is the draft, and the sequence goes on."""
+        number, draft = chunk.sequence.id, chunk.drafts[depth] if depth < len(chunk.drafts) else None
+        if draft is not None and self.judge is not None:
+            token = self.judge(draft, token)
+        accepted = draft is not None and token == draft
+        output = self._output(chunk.sequence, token, logprobs.get(number, []), is_computed=accepted)
+        outputs[number] = _joined(outputs[number], output) if number in outputs else output
+        return accepted and output.finish is None
 
     def _logprobs(
         self, sequences: list[EngineSequence], tokens: list[int | None], logits: Tensor
@@ -323,13 +377,16 @@ class Engine:
             for (_, sequence, _), entry in zip(rows, found, strict=True)
         }
 
-    def _output(self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob]) -> SequenceOutput:
+    def _output(
+        self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob], *, is_computed: bool = False
+    ) -> SequenceOutput:
         request: RequestState = sequence.request
         if token is None:
             return SequenceOutput(sequence.id, [], finish=self._failed(sequence))
         request.sampling_state.record(token)
         self._totals.completion_tokens += 1
-        reason = _advance_grammar(request.sampling_state.matcher, token, self.scheduler.append(sequence, token))
+        reason = self.scheduler.append(sequence, token, is_computed=is_computed)
+        reason = _advance_grammar(request.sampling_state.matcher, token, reason)
         prompt_logprobs = prefill = None
         if request.first_token is None:
             request.first_token = self._clock()
@@ -358,12 +415,21 @@ class Engine:
         """Removes a sequence."""
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
         self._totals.by_reason[LATE if kind == LATE else reason] += 1
         usage = Usage(
             prompt_tokens=sequence.num_prompt, completion_tokens=sequence.num_output, cached_tokens=max(sequence.num_cached, 0)
         )
         stop_token_id = sequence.tokens[-1] if reason == "stop" and sequence.tokens[-1] in sequence.stop_token_ids else None
         return Finish(reason, usage, _timings(sequence.request, self._clock()), stop_token_id, error, kind, field)
+
+
+def _joined(first: SequenceOutput, then: SequenceOutput) -> SequenceOutput:
+    """Of several tokens in one step."""
+    return msgspec.structs.replace(
+        first, token_ids=first.token_ids + then.token_ids, logprobs=first.logprobs + then.logprobs, finish=then.finish
+    )
 
 
 def _advance_grammar(matcher: GrammarMatcher | None, token: int, reason: FinishReason | None) -> FinishReason | None:

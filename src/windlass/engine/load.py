@@ -13,11 +13,11 @@ import torch
 
 from windlass.core.fused import unsupported
 from windlass.core.launch import Launch, RandomInit, check_quant
-from windlass.core.model import ModelSpec
+from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.place import local_bytes, local_experts, place, stored
 from windlass.core.request import Info
 from windlass.core.rule import ModelPart, Rule
-from windlass.core.scheme import Scheme, scheme
+from windlass.core.scheme import KV_BYTES, Scheme, scheme
 from windlass.core.tiers.demand import planned_tensors
 from windlass.engine.engine import Engine
 from windlass.engine.execute.runner import Runner
@@ -31,6 +31,7 @@ from windlass.engine.memory import (
     max_sequences,
     spare_bytes,
 )
+from windlass.engine.speculate.setup import check_draft_model, speculation_for, wants_mtp
 from windlass.engine.tiers import RankWeights, build_decoder
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
@@ -77,7 +78,7 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     began = time.perf_counter()
     device = chosen_device(launch.device)
     built = build(launch, device, progress)
-    engine = make_engine(with_limits(launch, built), built.decoder, device)
+    engine = make_engine(with_limits(launch, built), built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
     if _kind(device) == "cuda":
         engine.warm_up()
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
@@ -130,7 +131,8 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
         )
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
         identity = {"digest": opened.digest, "exact": launch.exact, "quant": launch.quant}
-        rank = RankWeights(opened.spec, shard, weights, weights.memory_bytes(), weights.held_tensors, identity)
+        num_bytes = weights.memory_bytes() + (weights.mtp_bytes() if wants_mtp(launch, opened.spec, shard) else 0)
+        rank = RankWeights(opened.spec, shard, weights, num_bytes, weights.held_tensors, identity)
         return _loaded(launch, device, rank, stored_as)
     finally:
         opened.store.close()
@@ -143,6 +145,8 @@ def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -
     table = rules(spec)
     shard = shard_of(spec, table, lambda: how)
     weights_bytes = _planned_bytes(table, how) if shard.placement is None else _shard_bytes(spec, table, shard, how)
+    if wants_mtp(launch, spec, shard):
+        weights_bytes += _planned_bytes(table, how, ModelPart.NEXT_TOKEN)
     weights = RandomWeights(
         spec,
         table,
@@ -181,6 +185,16 @@ def _context(spec: ModelSpec, launch: Launch) -> int | None:
     return launch.context_tokens
 
 
+def draft_decoder(launch: Launch, decoder: Decoder, device: str) -> Decoder | None:
+    """The small model that drafts, if there is one: whole, on the same device."""
+    if not launch.draft_model:
+        return None
+    small = Launch(model=launch.draft_model, device=device, kv=launch.kv, exact=launch.exact, context_tokens=None)
+    built = build(small, device).decoder
+    check_draft_model(decoder, built)
+    return built
+
+
 def make_engine(
     launch: Launch,
     decoder: Decoder,
@@ -189,9 +203,12 @@ def make_engine(
     cache_share: float = 1.0,
     record: bool = True,
     runner: type[Runner] = Runner,
+    drafting: Decoder | None = None,
 ) -> Engine:
-    """`cache_share`: the fraction of a token's KV bytes that this rank holds."""
+    """`cache_share`: the fraction of a token's KV bytes that this rank holds. `drafting`: a model that drafts."""
     spec, defaults = decoder.spec, defaults_of(_kind(device))
+    speculation = speculation_for(launch, decoder, drafting)
+    cache_share *= 1 + speculation.cache_bytes(launch.kv_type) / kv_bytes_per_token(spec, KV_BYTES[launch.kv_type])
     available = launch.kv_bytes or spare_bytes(int(_free_under_cap(launch, device) / cache_share), defaults)
     sizes = spec, launch.kv_type, launch.context_tokens
     num_sequences = launch.max_sequences or max_sequences(*sizes, available, defaults)
@@ -205,11 +222,14 @@ def make_engine(
         step_tokens=launch.max_step_tokens or STEP_TOKENS.get(_kind(device), OTHER_STEP_TOKENS),
         model_context=decoder.context_tokens,
         lookahead=_kind(device) == "cuda",
+        max_drafts=speculation.max_drafts,
     )
     spare = int(_kind(device) == "cuda")  # see Runner
     caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv_type], device)
     num_tokens = min(launch.num_tokens or spec.vocab_size, spec.vocab_size)
-    return Engine(decoder, caches, limits, num_tokens, device=device, record=record, runner=runner)
+    engine = Engine(decoder, caches, limits, num_tokens, device=device, record=record, runner=runner)
+    engine.speculation = speculation.made(engine.runner, limits, num_tokens, KV_DTYPES[launch.kv_type], device, spare)
+    return engine
 
 
 def make_info(launch: Launch, engine: Engine, built: LoadedDecoder, device: str, seconds: float) -> Info:
@@ -226,7 +246,11 @@ def make_info(launch: Launch, engine: Engine, built: LoadedDecoder, device: str,
         weights_bytes=built.weights_bytes,
         kv_bytes=engine.limits.num_blocks * block_bytes(spec, launch.kv_type),
         load_seconds=seconds,
-        details={"steps": runner.mode, **({"offload": built.offloaded} if built.offloaded else {})},
+        details={
+            "steps": runner.mode,
+            **({"offload": built.offloaded} if built.offloaded else {}),
+            **({} if engine.speculation is None else {"speculation": engine.speculation.described}),
+        },
     )
 
 
@@ -267,9 +291,9 @@ def _most_of(storage: dict[str, int]) -> str:
     return max(storage, key=storage.__getitem__, default="")
 
 
-def _planned_bytes(table: tuple[Rule, ...], how: Scheme) -> int:
+def _planned_bytes(table: tuple[Rule, ...], how: Scheme, part: ModelPart = ModelPart.MAIN) -> int:
     """As `windlass convert` would store them."""
-    held = [rule for rule in table if rule.part is ModelPart.MAIN and rule.copy_of is None]
+    held = [rule for rule in table if rule.part is part and rule.copy_of is None]
     return sum(_rule_bytes(rule, how) * rule.copies for rule in held)
 
 

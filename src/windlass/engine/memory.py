@@ -102,6 +102,7 @@ def limits_for(
     step_tokens: int,
     model_context: int,
     lookahead: bool = False,
+    max_drafts: int = 0,
 ) -> SchedulerLimits:
     """`context`: requested, and must fit; None: the model's, or as much of it as fits."""
     if context is not None and context > model_context:
@@ -120,9 +121,10 @@ def limits_for(
         num_blocks=num_blocks,
         context_tokens=context or model_context,
         max_sequences=num_sequences,
-        max_step_tokens=max(step_tokens, num_sequences + 1),
-        max_step_logits=max(STEP_LOGITS, num_sequences),
+        max_step_tokens=max(step_tokens, num_sequences + 1 + max_drafts),
+        max_step_logits=max(STEP_LOGITS, num_sequences) + (STEP_LOGITS if max_drafts else 0),
         lookahead=lookahead,
+        max_drafts=max_drafts,
     )
 
 

@@ -14,6 +14,7 @@ from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Demand, TierPlacement
 from windlass.engine.memory import CPU, cache_bytes, capped_cache_bytes, check_weights
+from windlass.engine.speculate.setup import wants_mtp
 from windlass.errors import BadInput
 from windlass.kernels.cuda.route import MAX_ROWS
 from windlass.nn.decoder import Decoder
@@ -73,7 +74,10 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
         raise BadInput("--disk-folder has no effect on a GPU yet; leave it out, or add --device cpu")
 
     def decoder(source: Any) -> Decoder:
-        return Decoder(weights.spec, source, context_tokens, shard=weights.shard)
+        mtp = wants_mtp(launch, weights.spec, weights.shard) and source is weights.source
+        if launch.speculate == "mtp" and not mtp:
+            raise BadInput("--speculate mtp needs all weights in memory, and some are on disk; choose ngram or a small model")
+        return Decoder(weights.spec, source, context_tokens, shard=weights.shard, mtp=mtp)
 
     if device.startswith("cuda") and weights.num_bytes > _capped(launch, device, weights.rank, free_bytes):
         return _beside_device(launch, device, weights, free_bytes, decoder)

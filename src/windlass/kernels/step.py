@@ -42,6 +42,9 @@ class Step:
     candidates: Tensor | None = None
     """int32 [2] on the host: how many of the largest logits per row are needed (0: all), and the number of real tokens (0: the whole
     vocabulary). Vocabulary-parallel ranks then exchange only those."""
+    is_chained: bool = False
+    """Sequences of one row each, of which some are the same sequence at consecutive positions: a row attends to keys that rows before it
+    store in this step."""
 
     def sizes(self) -> tuple[list[int], list[int]]:
         """`starts` and `lengths` as numbers."""
@@ -81,6 +84,7 @@ class Step:
             host_starts=None if self.host_starts is None else self.host_starts[: sequences + 1],
             host_lengths=None if self.host_lengths is None else self.host_lengths[:sequences],
             candidates=self.candidates,
+            is_chained=self.is_chained,
         )
 
 

@@ -72,8 +72,8 @@ class EngineSteps:
         return self._number
 
     def step(self) -> Sequence[int]:
-        """Ids of sequences that got a token. Tokens are synchronised with the device, which may already run the next step."""
-        return [output.id for output in self._engine.step() if output.token_ids]
+        """Ids of sequences that got a token, once for each. Tokens are synchronised with the device, which may already run the next step."""
+        return [output.id for output in self._engine.step() for _ in output.token_ids]
 
 
 class MultiRank(Protocol):
@@ -240,14 +240,16 @@ def _result(setup: BenchSetup, batch: int, timed: BatchTiming, weights: WeightBy
     element = KV_BYTES[setup.launch.kv_type]
     step = decode_work(setup.spec, setup.rules, weights, batch, timed.mean_context_tokens, element)
     prefill = prefill_work(setup.spec, setup.rules, weights, batch, setup.prompt_tokens, timed.prefill_steps)
+    mean = batch * timed.tokens_per_step * len(timed.step_seconds) / sum(timed.step_seconds)
     return BatchResult(
         batch=batch,
         prompt_tokens=setup.prompt_tokens,
         new_tokens=setup.new_tokens,
         prefill_tokens_per_second=batch * setup.prompt_tokens / timed.prefill_seconds,
         time_to_first_token_seconds=timed.prefill_seconds,
-        decode_tokens_per_second=batch / timed.median_step_seconds,
-        mean_decode_tokens_per_second=batch * len(timed.step_seconds) / sum(timed.step_seconds),
+        decode_tokens_per_second=mean if timed.tokens_per_step > 1 else batch / timed.median_step_seconds,
+        mean_decode_tokens_per_second=mean,
+        tokens_per_step=timed.tokens_per_step,
         step_seconds=timed.median_step_seconds,
         step_read_bytes=step.read_bytes,
         step_weight_bytes=step.weight_bytes,

@@ -23,7 +23,7 @@ class StepEngine(Protocol):
         ...
 
     def step(self) -> Sequence[int]:
-        """Ids of the sequences that got a token."""
+        """Ids of the sequences that got a token, once for each token."""
         ...
 
 
@@ -37,6 +37,8 @@ class BatchTiming(Frozen):
     """Of pure decode steps: every sequence got a token, none was in prefill."""
     mean_context_tokens: float
     """Average cached tokens per sequence during those steps."""
+    tokens_per_step: float = 1.0
+    """Of each sequence: more than one with speculation."""
 
     @property
     def median_step_seconds(self) -> float:
@@ -61,6 +63,7 @@ def run_batch(
     waiting = {engine.submit(prompt, new_tokens): new_tokens for prompt in prompts}
     batch, unseen, prefill_seconds, prefill_steps = len(waiting), set(waiting), 0.0, 0
     full: list[float] = []
+    num_tokens = 0
     contexts: list[float] = []
     while waiting:
         started = clock()
@@ -69,8 +72,9 @@ def run_batch(
         ended = clock()
         if unseen:
             prefill_steps, prefill_seconds = prefill_steps + 1, ended - begin
-        elif len(got) == batch:
+        elif len(set(got)) == batch:
             full.append(ended - started)
+            num_tokens += len(got)
             contexts.append(len(prompts[0]) + new_tokens - statistics.fmean(waiting.values()))
         unseen -= set(got)
         _count_down(waiting, got)
@@ -81,6 +85,7 @@ def run_batch(
         prefill_steps=prefill_steps,
         step_seconds=tuple(full),
         mean_context_tokens=statistics.fmean(contexts),
+        tokens_per_step=num_tokens / (batch * len(full)),
     )
 
 

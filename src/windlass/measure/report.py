@@ -43,6 +43,8 @@ class BatchResult(Frozen):
     """Share of a decode step outside the kernels; None where they were not timed."""
     experts_touched: float | None = None
     """Routed experts read per layer by the last step, on average; None where the kernels do not report it."""
+    tokens_per_step: float = 1.0
+    """Of each sequence: more than one where drafts were accepted. Then decode_tokens_per_second is the mean."""
 
     @property
     def read_bytes_per_second(self) -> float:

@@ -29,6 +29,7 @@ from windlass.kernels.step import KvCache, Step
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.linear import as_parameter
 from windlass.nn.mixers.positions import Rotary
+from windlass.nn.mtp import MtpLayer
 from windlass.nn.norm import NormLayer
 from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.nn.parallel.stage import stage_of
@@ -37,6 +38,8 @@ from windlass.nn.parallel.vocabulary import vocabulary_of
 
 class FusedPass(Protocol):
     """nn.fused.FusedDecoder, which is imported only where it is used."""
+
+    hidden: Tensor | None
 
     def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor: ...
 
@@ -48,9 +51,15 @@ class Decoder(nn.Module):
     """What fills those of its weights that are not in memory (offload); lives as long as the decoder."""
 
     def __init__(
-        self, spec: model.ModelSpec, weights: Weights, context_tokens: int | None = None, *, shard: ModelShard = WHOLE
+        self,
+        spec: model.ModelSpec,
+        weights: Weights,
+        context_tokens: int | None = None,
+        *,
+        shard: ModelShard = WHOLE,
+        mtp: bool = False,
     ) -> None:
-        """`context_tokens`: the maximum sequence length; by default the model's. `weights` are those of the shard."""
+        """`context_tokens`: the maximum sequence length; by default the model's. `weights` are those of the shard. `mtp`: with the MTP layer."""
         super().__init__()
         self.spec, self.dtype = spec, weights.dtype
         self.logit_dtype = torch.promote_types(weights.dtype, torch.float32)
@@ -66,6 +75,10 @@ class Decoder(nn.Module):
         self.norm = NormLayer(spec.norm, weights, "norm") if spec.final_norm and shard.is_last else None
         has_head = shard.is_last and not spec.tied_head
         self.head = as_parameter(weights.matrix("head.weight")) if has_head else self.table
+        self.mtp = MtpLayer(spec, weights, rotary) if mtp and spec.next_token is not None else None
+        self.normed: Tensor | None = None
+        """[rows, hidden] after the final norm of the last step, for the MTP layer."""
+        self._keeps_normed = False
         self.fused = _fused(self, weights)
 
     def forward(self, step: Step, caches: Sequence[KvCache] | None = None) -> Tensor:
@@ -96,7 +109,25 @@ class Decoder(nn.Module):
             x = add(x, embed(step.positions, self.position_table, self.dtype))
         return x if self.embed_norm is None else self.embed_norm(x)
 
+    def keep_normed(self, max_rows: int, device: str) -> None:
+        """On a device, where steps are replayed: hidden states are copied to one place."""
+        self.normed = torch.zeros(max_rows, self.spec.hidden_size, dtype=self.dtype, device=device)
+        self._keeps_normed = True
+        if self.fused is not None:
+            self.fused.hidden = self.normed
+
+    def _keep(self, normed: Tensor) -> None:
+        if self._keeps_normed and self.normed is not None:
+            self.normed[: normed.shape[0]] = normed
+        else:
+            self.normed = normed
+
     def step_logits(self, hidden: Tensor, step: Step) -> Tensor:
+        if self.mtp is not None:
+            normed = hidden if self.norm is None else self.norm(hidden)
+            self._keep(normed)
+            with program.rows_counted_by(step.counts[2:3]):
+                return self.vocabulary.logits(gather(normed, step.logit_rows), self.head, step.candidates)
         with program.rows_counted_by(step.counts[2:3]):
             return self.logits(gather(hidden, step.logit_rows), step.candidates)
 

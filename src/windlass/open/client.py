@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from windlass.core.launch import Launch
 from windlass.errors import MissingExtra
+from windlass.open.drafts import with_draft_model
 
 if TYPE_CHECKING:
     from windlass.engine.client.client import EngineClient
@@ -30,6 +31,7 @@ def open_client(
     from windlass.engine.client.client import open_client as open_local
     from windlass.engine.client.client import with_text
 
+    launch = with_draft_model(launch)
     if launch.is_single:
         return open_local(launch, progress)
     from windlass.fleet.root.client import FleetClient

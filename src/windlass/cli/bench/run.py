@@ -140,13 +140,14 @@ def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> BenchS
         random = RandomInit(config=config, scheme=how.name, group=how.group)
         launch = msgspec.structs.replace(options.launch, model=label, random_weights=random, quant=None)
         return BenchSetup(name=label, spec=spec, rules=rules(spec), launch=launch, scheme=how, **common)
+    from windlass.open.drafts import with_draft_model
     from windlass.open.resolve import model_files
     from windlass.weights.source import open_model
 
     path = model_files(name, shown=not options.as_json)
     opened = open_model(path)
     opened.store.close()
-    launch = msgspec.structs.replace(options.launch, model=str(path))
+    launch = with_draft_model(msgspec.structs.replace(options.launch, model=str(path)), shown=not options.as_json)
     how = _directory_scheme(path, options)
     return BenchSetup(name=opened.spec.name, spec=opened.spec, rules=opened.rules, launch=launch, scheme=how, **common)
 

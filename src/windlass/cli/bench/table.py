@@ -71,11 +71,16 @@ def _row(run: BatchResult, report: BenchReport) -> list[str]:
         f"{format_rate(run.prefill_tokens_per_second)} tok/s",
         f"{prefill:,.0f} GFLOP/s, {run.prefill_flops_share(limits):.0%}",
         f"{format_rate(run.decode_tokens_per_second)} tok/s",
-        format_seconds(run.step_seconds),
+        _step(run),
         f"{format_bytes(run.step_weight_bytes)} + {format_bytes(run.step_kv_bytes)} KV",
         f"{run.read_bytes_per_second / 1e9:.1f} GB/s, {run.read_share(limits):.0%}",
         f"{decode:,.0f} GFLOP/s, {run.decode_flops_share(limits):.0%}",
     ]
+
+
+def _step(run: BatchResult) -> str:
+    drafted = f", {run.tokens_per_step:.2f} tokens" if run.tokens_per_step > 1 else ""
+    return format_seconds(run.step_seconds) + drafted
 
 
 SPLIT_COLUMNS = ("batch", "TTFT", "prefill", "decode", "step")
@@ -89,7 +94,7 @@ def _split_runs(report: BenchReport) -> Table:
     for run in report.runs:
         prefill, decode = format_rate(run.prefill_tokens_per_second), format_rate(run.decode_tokens_per_second)
         first = format_seconds(run.time_to_first_token_seconds)
-        table.add_row(str(run.batch), first, f"{prefill} tok/s", f"{decode} tok/s", format_seconds(run.step_seconds))
+        table.add_row(str(run.batch), first, f"{prefill} tok/s", f"{decode} tok/s", _step(run))
     return table
 
 

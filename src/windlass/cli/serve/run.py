@@ -155,6 +155,8 @@ def _vllm(options: ServeOptions, path: Path) -> tuple[Opener, Plan]:
     launch = options.launch
     if launch.kv is not None or launch.exact or launch.device != "auto":
         raise BadInput("--kv, --exact and --device are for --engine windlass; put them in the plan instead")
+    if launch.speculate != "off":
+        raise BadInput("--speculate is for --engine windlass; leave it out")
     from windlass.open.vllm.client import VllmClient, planned
 
     model, plan, make_command = planned(path, _plan(options.plan), launch.context_tokens, options.max_running, options.name)

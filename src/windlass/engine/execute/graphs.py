@@ -91,7 +91,7 @@ class DecodeGraphs:
 
     def covers(self, captured: CapturedGraph, longest: int) -> bool:
         """Whether sequences of that length are in its class."""
-        return captured.longest == _length_class(longest)
+        return captured.longest == length_class(longest)
 
     def capture_usual(self) -> None:
         """Largest first: smaller ones then find room in the memory of these."""
@@ -105,7 +105,7 @@ class DecodeGraphs:
 
         None: the decoder synchronizes with the device, so that it cannot be captured.
         """
-        key = size, _length_class(longest)
+        key = size, length_class(longest)
         if key not in self._graphs:
             captured = self._capture(*key)
             if captured is None:
@@ -144,7 +144,7 @@ class DecodeGraphs:
         return replace(self._step, counts=counts, host_starts=starts, host_lengths=lengths).trimmed()
 
 
-def _length_class(longest: int) -> int:
+def length_class(longest: int) -> int:
     return LENGTHS[bisect_left(LENGTHS, longest)]
 
 

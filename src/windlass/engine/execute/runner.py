@@ -8,6 +8,7 @@ recorded, run eagerly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep
+from windlass.engine.execute.verify_graphs import VerifyGraph, VerifyGraphs
 from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.kernels.program import program
@@ -33,7 +35,7 @@ class Buffers:
 
     def __init__(self, limits: SchedulerLimits, device: torch.device, separate: bool = False) -> None:
         separate = separate or device.type != "cpu"
-        rows, sequences, logits = limits.max_step_tokens, limits.max_sequences, limits.max_step_logits
+        rows, sequences, logits = limits.max_step_tokens, limits.max_decode_rows, limits.max_step_logits
         sizes = (rows, rows, rows, sequences + 1, sequences, logits, 3)
         self._host = _zeros(sum(sizes), device)
         self._device = self._host.to(device, copy=True) if separate else self._host
@@ -108,6 +110,7 @@ class Runner:
         self._program: program.Program | None = None
         self._logits: Tensor | None = None
         self._graphs: DecodeGraphs | None = None
+        self.verify_graphs: VerifyGraphs | None = None
         self._in_flight: InFlightStep | None = None
         self._num_tokens = num_tokens
         self._spare_block = limits.num_blocks
@@ -147,7 +150,7 @@ class Runner:
         captured = self._fill_buffers(chunks)
         if captured is not None:
             captured.graph.replay()
-            return captured.logits[: len(chunks)]
+            return captured.logits[: int(self._buffers.counts[2])]
         if self._program is not None:
             assert self._logits is not None
             self._program.run()
@@ -165,6 +168,8 @@ class Runner:
             return "caches without a spare block"
         buffers, most = self._buffers, limits.max_sequences
         self._graphs = DecodeGraphs(self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens)
+        if limits.max_drafts:
+            self.verify_graphs = VerifyGraphs(self._decoder, self._caches, buffers.step, limits.max_decode_rows, self._num_tokens)
         return ""
 
     # --- graphs
@@ -180,6 +185,8 @@ class Runner:
         self._pad(0, most)
         self._buffers.upload(most, blocks_changed=True)
         self._graphs.capture_usual()
+        if self.verify_graphs is not None:
+            self.verify_graphs.capture_usual()
 
     def next_tokens(self, chunks: Sequence[Chunk], ahead: bool) -> list[int | None] | None:
         """The argmax of each chunk, or None where its logits are NaN or infinite. None instead of the list: call `run`.
@@ -199,9 +206,22 @@ class Runner:
         step.done.synchronize()
         return [token if token >= 0 else None for token in step.tokens[: len(chunks)].tolist()]
 
+    def verified(self, chunks: Sequence[Chunk]) -> tuple[list[list[int | None]], list[list[int]]] | None:
+        """The argmax of every row of each chunk with its drafts, and the draft that would follow each (empty: nothing drafts on the device).
+        None: call `run`."""
+        self._in_flight = None
+        captured = self._fill_verify(chunks) if _are_verified(chunks) else None
+        if captured is None:
+            return None
+        assert self.verify_graphs is not None
+        chosen, *drafted = self.verify_graphs.tokens(captured)
+        starts = [0, *accumulate(chunk.stop - chunk.start for chunk in chunks)]
+        tokens = [[token if token >= 0 else None for token in chosen[first:last]] for first, last in pairwise(starts)]
+        return tokens, [drafted[0][first:last] for first, last in pairwise(starts)] if drafted else []
+
     def _launch(self, chunks: Sequence[Chunk]) -> InFlightStep | None:
         captured = self._fill_buffers(chunks)
-        if captured is None or self._graphs is None:
+        if not isinstance(captured, CapturedGraph) or self._graphs is None:
             return None
         step = self._graphs.launch(captured, _identities(chunks), max(chunk.stop for chunk in chunks))
         step.next_slots_known = _have_room(chunks, 1)
@@ -221,8 +241,10 @@ class Runner:
         following.next_slots_known = _have_room(chunks, 2)
         return following
 
-    def _fill_buffers(self, chunks: Sequence[Chunk]) -> CapturedGraph | None:
+    def _fill_buffers(self, chunks: Sequence[Chunk]) -> CapturedGraph | VerifyGraph | None:
         """Returns the graph to replay on them, if this is a decode step."""
+        if _are_verified(chunks) and (verified := self._fill_verify(chunks)) is not None:
+            return verified
         buffers, count = self._buffers, len(chunks)
         buffers.wait()
         changed = self._fill(chunks)
@@ -236,6 +258,28 @@ class Runner:
             changed |= self._pad(count, size)
         buffers.upload(size, changed)
         return self._graphs.get(size, int(buffers.lengths[:count].max()))
+
+    def _fill_verify(self, chunks: Sequence[Chunk]) -> VerifyGraph | None:
+        """Each row as a sequence of its own; None: there is no graph for so many."""
+        graphs, buffers = self.verify_graphs, self._buffers
+        rows = sum(chunk.stop - chunk.start for chunk in chunks)
+        size = None if graphs is None or rows > len(buffers.lengths) else graphs.size(rows)
+        if graphs is None or size is None:
+            return None
+        buffers.wait()
+        changed, row = False, 0
+        for chunk in chunks:
+            for position, token in enumerate(chunk.tokens, chunk.start):
+                changed |= self._fill_blocks(row, chunk.sequence)
+                buffers.tokens[row], buffers.positions[row], buffers.lengths[row] = token, position, position + 1
+                buffers.slots[row] = chunk.sequence.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
+                row += 1
+        buffers.starts[: rows + 1], buffers.logit_rows[:rows] = np.arange(rows + 1), np.arange(rows)
+        buffers.counts[:] = rows
+        if size > rows:
+            changed |= self._pad(rows, size)
+        buffers.upload(size, changed)
+        return graphs.get(size, int(buffers.lengths[:rows].max()))
 
     def _pad(self, count: int, size: int) -> bool:
         """Rows count..size are padding. Returns whether the block table changed."""
@@ -275,7 +319,7 @@ class Runner:
             changed |= self._fill_blocks(number, chunk.sequence)
             start, stop, wanted = chunk.start, chunk.stop, chunk.stop - chunk.logits_from
             if stop - start == 1:
-                buffers.tokens[row] = chunk.sequence.tokens[start]
+                buffers.tokens[row] = chunk.tokens[0]
                 buffers.positions[row] = start
                 buffers.slots[row] = chunk.sequence.blocks[start // BLOCK_TOKENS] * BLOCK_TOKENS + start % BLOCK_TOKENS
             else:
@@ -294,7 +338,7 @@ class Runner:
     def _fill_rows(self, row: int, number: int, chunk: Chunk) -> None:
         buffers, last = self._buffers, row + chunk.stop - chunk.start
         positions = np.arange(chunk.start, chunk.stop, dtype=np.int32)
-        buffers.tokens[row:last] = chunk.sequence.tokens[chunk.start : chunk.stop]
+        buffers.tokens[row:last] = chunk.tokens
         buffers.positions[row:last] = positions
         buffers.slots[row:last] = buffers.blocks[number, positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
@@ -315,6 +359,13 @@ class Runner:
 def _is_decode(chunk: Chunk) -> bool:
     """One token, after which the next is sampled."""
     return chunk.stop - chunk.start == 1 and chunk.is_sampled and chunk.num_logits == 1
+
+
+def _are_verified(chunks: Sequence[Chunk]) -> bool:
+    """A decode step in which some sequences have drafts."""
+    return any(chunk.drafts for chunk in chunks) and all(
+        chunk.num_known - chunk.start == 1 and chunk.is_sampled and chunk.logits_from == chunk.start for chunk in chunks
+    )
 
 
 def _have_room(chunks: Sequence[Chunk], more: int) -> bool:

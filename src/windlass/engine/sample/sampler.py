@@ -145,6 +145,14 @@ def _sample_rows(logits: Tensor, states: list[SamplingState]) -> list[int | None
     return [token if is_valid else None for token, is_valid in zip(tokens, valid, strict=True)]
 
 
+def select_rows(x: Tensor, rows: list[int]) -> Tensor:
+    """x[rows]; a view where they are consecutive. NumPy on the host, for the reason of cpu.py."""
+    first, count = rows[0], len(rows)
+    if rows == list(range(first, first + count)):
+        return x[first : first + count]
+    return torch.from_numpy(x.numpy()[rows]) if _on_host(x) else x[rows]
+
+
 def _copy_rows(logits: Tensor, rows: list[int]) -> Tensor:
     return torch.from_numpy(logits.numpy()[rows]) if _on_host(logits) else logits[rows].float()
 

@@ -6,6 +6,10 @@ admitted when enough blocks for all its tokens are free, and allocates them at o
 youngest one is preempted: it loses its blocks, waits again and recomputes what is no longer in the prefix cache. The oldest is never
 preempted and every sequence fits alone, so all of them finish.
 
+Drafts (engine/speculate) are verified in the same step as the token they follow, as further rows of its sequence. They take what decoding
+sequences leave of the budgets, and blocks that nobody needs now: a draft preempts nobody and delays no decode. `append` counts a draft that
+was accepted as computed; a rejected one leaves nothing but blocks that the sequence will need soon.
+
 `running` is in order of admission, oldest first. With one owner that is the order of arrival, and every running sequence is older than
 every waiting one.
 """
@@ -36,6 +40,9 @@ class SchedulerLimits(Frozen):
     """Rows of logits in one step: one per sampled token, one per scored prompt token."""
     lookahead: bool = False
     """Allocate blocks two tokens ahead for decoding sequences while blocks are free: the device launches steps ahead of the host."""
+    max_drafts: int = 0
+    """Tokens of one sequence that a step verifies beyond the one it decodes. Blocks are allocated twice as far ahead while they are free:
+    a model that drafts writes its own keys and values there."""
 
     def __post_init__(self) -> None:
         if min(self.num_blocks, self.context_tokens, self.block_tokens, self.max_sequences) < 1:
@@ -54,6 +61,11 @@ class SchedulerLimits(Frozen):
         return min(self.context_tokens, self.num_blocks * self.block_tokens)
 
     @property
+    def max_decode_rows(self) -> int:
+        """In a step without prompts."""
+        return self.max_step_logits if self.max_drafts else self.max_sequences
+
+    @property
     def max_blocks(self) -> int:
         """Of one sequence."""
         return -(-self.longest_sequence // self.block_tokens)
@@ -68,15 +80,26 @@ class Chunk:
     stop: int
     logits_from: int
     """The first token whose logits are needed; they are needed for all from there on."""
+    drafts: tuple[int, ...] = ()
+    """The last of them are guesses, beyond the tokens of the sequence."""
 
     @property
     def num_logits(self) -> int:
         return self.stop - self.logits_from
 
     @property
+    def num_known(self) -> int:
+        """Where its drafts begin."""
+        return self.stop - len(self.drafts)
+
+    @property
     def is_sampled(self) -> bool:
-        """Whether it ends with the sequence's last token, so that the next one is sampled."""
-        return self.stop == len(self.sequence.tokens)
+        """Whether it holds the sequence's last token, so that the next one is sampled."""
+        return self.num_known == len(self.sequence.tokens)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [*self.sequence.tokens[self.start : self.num_known], *self.drafts]
 
 
 @dataclass(slots=True)
@@ -151,9 +174,12 @@ class Scheduler:
             self.waiting.remove(sequence)
         self.waiting.finish(sequence)
 
-    def append(self, sequence: Sequence, token: int) -> FinishReason | None:
-        """A token was sampled. The caller removes a sequence that is finished."""
+    def append(self, sequence: Sequence, token: int, *, is_computed: bool = False) -> FinishReason | None:
+        """A token was sampled. The caller removes a sequence that is finished. `is_computed`: it is the draft that the last step computed."""
         sequence.tokens.append(token)
+        if is_computed:
+            sequence.num_computed += 1
+            self._register(sequence)
         self.waiting.charge(sequence.owner, 1)
         if token in sequence.stop_token_ids:
             return "stop"
@@ -165,8 +191,9 @@ class Scheduler:
         """What the next step computes. `computed` must follow before the next call."""
         batch = ScheduledBatch([])
         self._add_decodes(batch)
-        tokens_left = self.limits.max_step_tokens - len(batch.chunks)
-        logits_left = self.limits.max_step_logits - len(batch.chunks)
+        self._add_drafts(batch)
+        tokens_left = self.limits.max_step_tokens - sum(chunk.stop - chunk.start for chunk in batch.chunks)
+        logits_left = self.limits.max_step_logits - sum(chunk.num_logits for chunk in batch.chunks)
         for sequence in self._prompts(batch):
             chunk = chunk_of(sequence, tokens_left, logits_left)
             batch.chunks.append(chunk)
@@ -177,17 +204,20 @@ class Scheduler:
         return batch
 
     def computed(self, batch: ScheduledBatch) -> None:
-        """The batch's tokens are in the KV cache: full blocks enter the prefix cache."""
-        size = self.limits.block_tokens
+        """The batch's tokens are in the KV cache: full blocks enter the prefix cache. Drafts do not count before they are accepted."""
         for chunk in batch.chunks:
             sequence = chunk.sequence
-            sequence.num_computed = chunk.stop
-            sequence.num_scored = max(sequence.num_scored, min(chunk.stop + 1, sequence.num_prompt))
-            while (sequence.num_registered + 1) * size <= chunk.stop:
-                first = sequence.num_registered * size
-                block, tokens = sequence.blocks[sequence.num_registered], tuple(sequence.tokens[first : first + size])
-                sequence.chain = self.pool.cache(block, sequence.chain, tokens)
-                sequence.num_registered += 1
+            sequence.num_computed = chunk.num_known
+            sequence.num_scored = max(sequence.num_scored, min(chunk.num_known + 1, sequence.num_prompt))
+            self._register(sequence)
+
+    def _register(self, sequence: Sequence) -> None:
+        size = self.limits.block_tokens
+        while (sequence.num_registered + 1) * size <= sequence.num_computed:
+            first = sequence.num_registered * size
+            block, tokens = sequence.blocks[sequence.num_registered], tuple(sequence.tokens[first : first + size])
+            sequence.chain = self.pool.cache(block, sequence.chain, tokens)
+            sequence.num_registered += 1
 
     def _add_decodes(self, batch: ScheduledBatch) -> None:
         size = self.limits.block_tokens
@@ -200,6 +230,29 @@ class Scheduler:
             batch.chunks.append(Chunk(sequence, end - 1, end, end - 1))
             if self.limits.lookahead and end + 1 >= len(sequence.blocks) * size:
                 self._allocate_ahead(sequence)
+
+    def _add_drafts(self, batch: ScheduledBatch) -> None:
+        """After all decodes: of what they leave, one row stays for a prompt. None in a step that preempted."""
+        left = min(self.limits.max_step_tokens, self.limits.max_step_logits) - 1 - len(batch.chunks)
+        for chunk in batch.chunks:
+            sequence = chunk.sequence
+            drafts, sequence.drafts = sequence.drafts, ()
+            if batch.preempted or not self.limits.max_drafts:
+                continue
+            self._allocate_for_drafts(sequence)
+            chunk.drafts = drafts[: max(min(self._draft_room(sequence), left), 0)]
+            chunk.stop += len(chunk.drafts)
+            left -= len(chunk.drafts)
+
+    def _draft_room(self, sequence: Sequence) -> int:
+        """Drafts that have slots, and whose successor is still wanted: the last token of an answer is never computed."""
+        slots = len(sequence.blocks) * self.limits.block_tokens - len(sequence.tokens)
+        return min(self.limits.max_drafts, slots, sequence.max_tokens - sequence.num_output - 1)
+
+    def _allocate_for_drafts(self, sequence: Sequence) -> None:
+        wanted = self.pool.blocks_for(min(len(sequence.tokens) + 2 * self.limits.max_drafts, sequence.longest))
+        while len(sequence.blocks) < min(wanted, self.limits.max_blocks) and self.pool.num_free > len(self.running):
+            sequence.blocks.append(self.pool.allocate())
 
     def _grow(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
         """One more block, preempting the youngest if none is free; False: the sequence was itself the youngest."""
@@ -255,7 +308,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._release(sequence)
-        sequence.num_computed = 0
+        sequence.num_computed, sequence.drafts = 0, ()
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.requeue(sequence)

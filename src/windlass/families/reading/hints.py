@@ -25,7 +25,8 @@ def hints_from(tensor_names: Collection[str], num_layers: int) -> Hints:
         return Hints()
     prefix = f"model.layers.{num_layers}."
     return Hints(
-        next_token_layer=f"{prefix}eh_proj.weight" in tensor_names,
+        # A quantized checkpoint stores eh_proj under other names.
+        next_token_layer=f"{prefix}eh_proj.weight" in tensor_names or f"{prefix}eh_proj.weight_packed" in tensor_names,
         own_next_token_embeddings=f"{prefix}embed_tokens.weight" in tensor_names,
         head_copy="lm_head.weight" in tensor_names,
     )

@@ -145,10 +145,34 @@ class FusedLayer:
         """One new token per sequence."""
         mixer, rotary, step = self.mixer, self.mixer.rotary, space.decoding
         assert rotary is not None and cache.values is not None
+        if step.is_chained:
+            self._decoded_chained(qkv, cache, space, out)
+            return
         heads.decode_attention(
             qkv, rotary.table, step.positions, step.slots, step.lengths, step.blocks, cache.keys, cache.values, out, space.attention,
             scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
         )  # fmt: skip
+
+    def _decoded_chained(self, qkv: Tensor, cache: KvCache, space: AttentionLaunch, out: Tensor) -> None:
+        """Rows of one sequence read each other's keys: all are rotated and stored first. Attention then rotates by nothing and stores the same
+        again. It reads the cache before it waits for the kernel before it, so that here it must not start early."""
+        mixer, rotary, step = self.mixer, self.mixer.rotary, space.decoding
+        assert rotary is not None and cache.values is not None
+        heads.rotate_store(
+            qkv,
+            rotary.table,
+            step.positions,
+            step.slots,
+            cache.keys,
+            cache.values,
+            mixer.num_kv_heads,
+            interleaved=rotary.interleaved,
+        )
+        with driver.dependent_launches(False):
+            heads.decode_attention(
+                qkv, space.unrotated, space.start[: qkv.shape[0]], step.slots, step.lengths, step.blocks, cache.keys, cache.values, out,
+                space.attention, scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
+            )  # fmt: skip
 
     def _prefilled(self, qkv: Tensor, prompts: Prompts, cache: KvCache, out: Tensor) -> None:
         """Several tokens per sequence."""
@@ -222,6 +246,9 @@ class AttentionLaunch:
     decoding: Step
     """Sequences with one row each: they come first."""
     prompts: Prompts | None
+    unrotated: Tensor
+    """A rotary table of one position that rotates by nothing, and positions in it, for rows that are chained."""
+    start: Tensor
 
     @property
     def padding(self) -> int:
@@ -246,6 +273,12 @@ class FusedDecoder:
         self.num_heads, self.num_kv_heads = self.layers[0].mixer.num_heads, self.layers[0].mixer.num_kv_heads
         # Counters of finished splits; zero between launches.
         self._arrived = torch.zeros(1024 * self.num_kv_heads, dtype=torch.int32, device=decoder.table.device)
+        rotary = self.layers[0].mixer.rotary
+        assert rotary is not None
+        self._unrotated = torch.stack((torch.ones_like(rotary.table[:1, 0]), torch.zeros_like(rotary.table[:1, 0])), dim=1)
+        self._start = torch.zeros(1024, dtype=torch.int32, device=decoder.table.device)
+        self.hidden: Tensor | None = None
+        """bf16 [rows, hidden] for the rows of a step after the final norm, which the MTP layer reads; None: nobody does."""
 
     def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         """fp32 [logit rows, vocabulary] of a step without padding."""
@@ -272,9 +305,11 @@ class FusedDecoder:
         return sum(chosen.unique().numel() for chosen in ids) / len(ids) if ids and rows <= MAX_ROWS else None
 
     def _one(self, h: Tensor, step: Step, caches: Sequence[KvCache]) -> Tensor:
-        space = self._space(step)
+        space = self.space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.one(h, cache, space)
+        if self.hidden is not None:
+            self.hidden[:1] = ResidualStream(h[None], self.eps).normed(self.decoder.norm.weight)
         head = self.decoder.head
         logits = torch.empty(1, head.shape[0], dtype=torch.float32, device=h.device)
         if step.logit_rows.shape[0] == 0:
@@ -283,15 +318,17 @@ class FusedDecoder:
         return logits
 
     def _more(self, stream: ResidualStream, step: Step, caches: Sequence[KvCache]) -> Tensor:
-        rows, space = stream.h.shape[0], self._space(step)
+        rows, space = stream.h.shape[0], self.space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
             (layer.several if rows <= MAX_ROWS else layer.wide)(stream, cache, space)
         x = stream.normed(self.decoder.norm.weight)
+        if self.hidden is not None:
+            self.hidden[:rows] = x
         if step.logit_rows.shape[0] != rows:
             x = x[step.logit_rows]
         return wide_product(x, self.decoder.head)
 
-    def _space(self, step: Step) -> AttentionLaunch:
+    def space(self, step: Step) -> AttentionLaunch:
         starts, lengths = step.sizes()
         decoding = next((i for i, (a, b) in enumerate(pairwise(starts)) if b - a > 1), len(lengths))
         longest = max(lengths[:decoding], default=1)
@@ -300,4 +337,6 @@ class FusedDecoder:
         partial = torch.empty(size, dtype=torch.float32, device=step.lengths.device)
         whole = decoding == len(lengths)
         first, prompts = (step, None) if whole else (step.part(0, decoding), prompts_of(step, decoding))
-        return AttentionLaunch(heads.AttentionWorkspace(partial, self._arrived), splits, shape, first, prompts)
+        return AttentionLaunch(
+            heads.AttentionWorkspace(partial, self._arrived), splits, shape, first, prompts, self._unrotated, self._start
+        )

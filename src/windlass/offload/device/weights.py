@@ -164,8 +164,8 @@ class DeviceTieredWeights:
         memory = self._memory
         host = memory.host[index]
         return TieredTiles(
-            index, memory.slots, memory.table[index], memory.whole_table[index], memory.uses[index], memory.totals, host.gate_up, host.down, memory.state,
-            memory.mailbox, memory.share_blocks, self._copies, split.shared_slot(index),
+            index, memory.slots, memory.table[index], memory.whole_table[index], memory.uses[index], memory.totals, host.gate_up,
+            host.down, memory.state, memory.mailbox, memory.share_blocks, self._copies, split.shared_slot(index),
         )  # fmt: skip
 
     def _ready(self, gate_up: Tiles, down: Tiles) -> _Memory:

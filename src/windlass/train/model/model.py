@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
@@ -19,10 +18,7 @@ from windlass.core.ports import Weights
 from windlass.core.recipe.sections import LossSection, Recompute
 from windlass.kernels.step import Step
 from windlass.nn import Decoder
-from windlass.nn.layer import DecoderLayer
-from windlass.nn.linear import Linear
-from windlass.nn.mixers.positions import Rotary
-from windlass.nn.norm import NormLayer
+from windlass.nn.mtp import MtpLayer
 from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.train.model.losses import head_loss
 
@@ -51,25 +47,6 @@ class Losses:
     entropy: Tensor
     """Cross-entropy only, without gradient, in the same mean."""
     mtp: Tensor | None = None
-
-
-class MtpLayer(nn.Module):
-    """Multi-token prediction: predicts the token after next from the last hidden states and the next token (arXiv 2412.19437, 2.2)."""
-
-    def __init__(self, spec: ModelSpec, weights: Weights, rotary: Rotary | None, shard: ModelShard = WHOLE) -> None:
-        super().__init__()
-        assert spec.next_token is not None
-        name = f"layers.{spec.num_layers}"
-        longer = msgspec.structs.replace(spec, layers=(*spec.layers, spec.next_token.layer))
-        self.embed_norm, self.hidden_norm, self.norm = (
-            NormLayer(spec.norm, weights, f"{name}.next.{part}") for part in ("embed_norm", "hidden_norm", "norm")
-        )
-        self.project = Linear(weights, f"{name}.next.project")
-        self.layer = DecoderLayer(longer, spec.num_layers, weights, rotary, shard)
-
-    def forward(self, hidden: Tensor, embedded: Tensor, step: Step, run: Callable[[nn.Module, Tensor, Step], Tensor]) -> Tensor:
-        joined = torch.cat((self.embed_norm(embedded), self.hidden_norm(hidden)), dim=-1)
-        return self.norm(run(self.layer, self.project(joined), step))
 
 
 class TrainingModel(nn.Module):

@@ -147,6 +147,10 @@ class CheckpointWeights:
         """Memory of the loaded tensors. Exact, except for stacked matrices of different formats, which are loaded dense."""
         return sum(self._memory_bytes(shard) for shard in self._held())
 
+    def mtp_bytes(self) -> int:
+        """The same of the MTP layer."""
+        return sum(self._memory_bytes(self._find(tensor)) for tensor in self._index.next_token())
+
     def storage(self) -> dict[str, int]:
         """Checkpoint bytes by storage format: `{"Q4_K": ..., "Q6_K": ..., "F32": ...}`."""
         found: dict[str, int] = {}

@@ -57,6 +57,15 @@ class TensorIndex:
                 if layers[0] <= layer < layers[1]:
                     yield from (ModelTensor(rule=rule, layer=layer, expert=number) for number in numbers)
 
+    def next_token(self) -> Iterator[ModelTensor]:
+        """Every tensor of the MTP layer, without copies of embedding and head."""
+        for rule in self.rules:
+            if rule.part is ModelPart.NEXT_TOKEN and rule.copy_of is None:
+                numbers = range(rule.num_experts) if rule.num_experts else (None,)
+                yield from (
+                    ModelTensor(rule=rule, layer=layer, expert=number) for layer in rule.layers or () for number in numbers
+                )
+
 
 def _on_stage(rule: Rule, spec: ModelSpec, layers: Interval) -> bool:
     """Tensors outside the layers: embeddings on the first stage, final norm and head (or the tied embedding) on the last."""

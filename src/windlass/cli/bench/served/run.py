@@ -143,6 +143,7 @@ def launch_words(launch: Launch) -> tuple[str, ...]:
         ("--kv", launch.kv, default.kv),
         ("--context", launch.context_tokens, default.context_tokens),
         ("--quant", launch.quant, default.quant),
+        ("--speculate", launch.speculate, default.speculate),
         ("--gpu-memory", ",".join(str(size) for size in launch.gpu_memory), ""),
         ("--host-memory", launch.host_memory, default.host_memory),
         ("--disk-folder", launch.disk_folder, default.disk_folder),

@@ -1,0 +1,202 @@
+"""Which drafts each step verifies, and what is learned from it: the state around control.py. Knows no logits and no kernels.
+
+Drafts come from n-gram lookup, or from a model (model.py) where lookup finds nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch
+from windlass.engine.schedule.sequence import Sequence as EngineSequence
+from windlass.engine.speculate.control import Control, after_step, counts, with_verdict
+from windlass.engine.speculate.ngram import NgramIndex
+
+NGRAM, MODEL = "ngram", "model"
+MAX_DRAFTS = {NGRAM: 8, MODEL: 4}
+"""Of one sequence in one step. A model's later drafts are made from its own guesses, and rarely accepted."""
+
+
+class DraftingModel(Protocol):
+    def follow(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> None:
+        """The main model computed these chunks, whose rows begin at `rows` of the step: keeps up with them."""
+        ...
+
+    def draft(self, wanted: Sequence[tuple[EngineSequence, int]]) -> list[tuple[int, ...]]:
+        """Up to so many tokens that follow each sequence, all of whose tokens but the last were followed. Right after `follow`."""
+        ...
+
+    def followed(self, sequence: EngineSequence) -> None:
+        """It was followed without: the device did it in the same step."""
+        ...
+
+    def forget(self, number: int) -> None: ...
+
+
+@dataclass(slots=True)
+class SequenceDrafts:
+    """What is kept of a sequence."""
+
+    index: NgramIndex = field(default_factory=NgramIndex)
+    rates: dict[str, float] = field(default_factory=dict[str, float])
+    model_drafts: tuple[int, ...] = ()
+    source: str = ""
+    """Of the drafts in the current step."""
+
+
+class Speculation:
+    def __init__(
+        self,
+        *,
+        auto: bool,
+        ngram: bool,
+        model: DraftingModel | None = None,
+        max_drafts: int | None = None,
+        model_drafts: int = MAX_DRAFTS[MODEL],
+        described: str = "",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`described`: for Info."""
+        self.described = described
+        self._ngram, self.model, self._clock = ngram, model, clock
+        self.max_drafts = max_drafts or max(MAX_DRAFTS[NGRAM] if ngram else 0, MAX_DRAFTS[MODEL] if model else 0)
+        self._initial = {
+            source: Control(auto=auto, max_drafts=min(self.max_drafts, most))
+            for source, most, is_used in ((NGRAM, MAX_DRAFTS[NGRAM], ngram), (MODEL, model_drafts, model is not None))
+            if is_used
+        }
+        self.controls = dict(self._initial)
+        self._draft_seconds = 0.0
+        self._made: dict[int, Sequence[int]] = {}
+        """Drafts after each row of the step, by sequence, where the device has made them already."""
+        self._of: dict[int, SequenceDrafts] = {}
+        self._offered: set[str] = set()
+        self.num_drafted = self.num_accepted = 0
+
+    def reset(self) -> None:
+        """Forgets what was measured, while kernels were compiled and graphs captured."""
+        self.controls, self._draft_seconds = dict(self._initial), 0.0
+        self.num_drafted = self.num_accepted = 0
+
+    def propose(self, running: Iterable[EngineSequence]) -> None:
+        """Gives the decoding sequences their drafts for the next step."""
+        decoding = [sequence for sequence in running if sequence.num_pending == 1]
+        offers: dict[str, list[tuple[EngineSequence, SequenceDrafts, tuple[int, ...]]]] = {}
+        for sequence in decoding:
+            state = self._of.setdefault(sequence.id, SequenceDrafts())
+            state.source, drafts = self._offer(sequence, state)
+            if drafts:
+                offers.setdefault(state.source, []).append((sequence, state, drafts))
+        self._offered = set(offers)
+        for source, given in offers.items():
+            control = self.controls[source]
+            rates = [state.rates.get(source, control.rate) for _, state, _ in given]
+            seconds = self._draft_seconds if source == MODEL else 0.0
+            for (sequence, _, drafts), count in zip(given, counts(control, rates, len(decoding), seconds), strict=True):
+                sequence.drafts = drafts[:count]
+
+    def _offer(self, sequence: EngineSequence, state: SequenceDrafts) -> tuple[str, tuple[int, ...]]:
+        drafts, state.model_drafts = state.model_drafts, ()
+        found = state.index.draft(sequence.tokens, self.controls[NGRAM].max_drafts) if self._ngram else ()
+        if found:
+            return NGRAM, found
+        return (MODEL, drafts) if drafts else ("", ())
+
+    def observe(self, batch: ScheduledBatch, seconds: float) -> None:
+        """The step is done, and its tokens are appended: learns from it, and lets the model draft."""
+        self._learn(batch, seconds)
+        if self.model is not None:
+            self._let_draft(self.model, batch)
+
+    def take_drafts(self, chunks: Sequence[Chunk], drafts: Sequence[Sequence[int]]) -> None:
+        """The device has made the draft that follows each row of these chunks, and kept up with them; empty: it has not."""
+        self._made = {chunk.sequence.id: made for chunk, made in zip(chunks, drafts, strict=True)} if drafts else {}
+
+    def forget(self, sequence: EngineSequence) -> None:
+        self._of.pop(sequence.id, None)
+        if self.model is not None:
+            self.model.forget(sequence.id)
+
+    @property
+    def drafts_from_model(self) -> bool:
+        """Whether the model's drafts pay, or may."""
+        control = self.controls[MODEL]
+        return not control.auto or control.idle_steps == 0 or control.idle_steps >= control.probe_after - 1
+
+    # --- learning
+
+    def _learn(self, batch: ScheduledBatch, seconds: float) -> None:
+        drafted: dict[str, list[int]] = {}
+        for chunk in batch.chunks:
+            if chunk.drafts:
+                accepted = chunk.sequence.num_computed - chunk.num_known
+                self._judge(chunk, accepted)
+                for source in (self._of[chunk.sequence.id].source if chunk.sequence.id in self._of else NGRAM,):
+                    drafted.setdefault(source, []).extend((len(chunk.drafts), accepted))
+        if any(chunk.num_known - chunk.start != 1 for chunk in batch.chunks):
+            return  # a prompt was read: says nothing about decoding
+        rows, sequences = sum(chunk.stop - chunk.start for chunk in batch.chunks), len(batch.chunks)
+        for source, control in self.controls.items():
+            if drafted and source not in drafted:
+                continue
+            made, right = (sum(drafted.get(source, ())[place::2]) for place in (0, 1))
+            self.controls[source] = after_step(
+                control,
+                rows=rows,
+                sequences=sequences,
+                seconds=seconds,
+                drafted=made,
+                accepted=right,
+                offered=source == MODEL or source in self._offered,
+            )
+
+    def _judge(self, chunk: Chunk, accepted: int) -> None:
+        self.num_drafted += len(chunk.drafts)
+        self.num_accepted += accepted
+        state = self._of.get(chunk.sequence.id)
+        if state is None or not state.source:
+            return
+        control, number = self.controls[state.source], len(chunk.drafts)
+        state.rates[state.source] = with_verdict(state.rates.get(state.source, control.rate), number, accepted)
+        rate = control.rate + (with_verdict(control.rate, number, accepted) - control.rate) / 2
+        self.controls[state.source] = msgspec.structs.replace(control, rate=rate)
+
+    # --- the model's drafts
+
+    def _let_draft(self, model: DraftingModel, batch: ScheduledBatch) -> None:
+        began = self._clock()
+        rows, chunks, starts = 0, list[Chunk](), list[int]()
+        follows = self.drafts_from_model
+        made, self._made = self._made, {}
+        for chunk in batch.chunks if made else ():
+            if chunk.sequence.blocks:
+                accepted = chunk.sequence.num_computed - chunk.num_known
+                self._of[chunk.sequence.id].model_drafts = (made[chunk.sequence.id][accepted],)
+                model.followed(chunk.sequence)
+        if made or not follows:
+            return  # a sequence that is not followed all the way has no drafts
+        for chunk in batch.chunks:
+            if chunk.sequence.blocks:
+                chunks.append(chunk)
+                starts.append(rows)
+            rows += chunk.stop - chunk.start
+        if not chunks:
+            return
+        model.follow(chunks, starts)
+        wanted = [chunk.sequence for chunk in chunks if chunk.sequence.num_pending == 1]
+        if not wanted:
+            return
+        control = self.controls[MODEL]
+        states = [self._of.setdefault(sequence.id, SequenceDrafts()) for sequence in wanted]
+        rates = [state.rates.get(MODEL, control.rate) for state in states]
+        chosen = [max(count, 1) for count in counts(control, rates, len(wanted), self._draft_seconds)]
+        for state, drafts in zip(states, model.draft(list(zip(wanted, chosen, strict=True))), strict=True):
+            state.model_drafts = drafts
+        if all(chunk.num_known - chunk.start == 1 for chunk in chunks):
+            taken = (self._clock() - began) / max(chosen)
+            self._draft_seconds += (taken - self._draft_seconds) * (0.15 if self._draft_seconds else 1)

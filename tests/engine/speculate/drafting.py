@@ -1,0 +1,36 @@
+"""Drafting models for tests: they know what the fake decoder will say, and get it wrong as often as they are told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from windlass.engine.schedule.scheduler import Chunk
+from windlass.engine.schedule.sequence import Sequence as EngineSequence
+
+Continue = Callable[[Sequence[int], int], list[int]]
+
+
+class Oracle:
+    """`next_tokens(history, count)`: what will follow; each is replaced by another with the chance `wrong`."""
+
+    def __init__(self, next_tokens: Continue, wrong: float, vocab_size: int, seed: int = 0) -> None:
+        self._next, self._wrong, self._vocab_size, self._chance = next_tokens, wrong, vocab_size, random.Random(seed)
+        self.num_asked = 0
+
+    def follow(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> None:
+        for chunk in chunks:
+            assert chunk.sequence.num_computed <= len(chunk.sequence.tokens)
+
+    def draft(self, wanted: Sequence[tuple[EngineSequence, int]]) -> list[tuple[int, ...]]:
+        self.num_asked += len(wanted)
+        return [tuple(self._spoiled(self._next(sequence.tokens, count))) for sequence, count in wanted]
+
+    def _spoiled(self, tokens: list[int]) -> list[int]:
+        return [self._chance.randrange(self._vocab_size) if self._chance.random() < self._wrong else token for token in tokens]
+
+    def followed(self, sequence: EngineSequence) -> None:
+        pass
+
+    def forget(self, number: int) -> None:
+        pass

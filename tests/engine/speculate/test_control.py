@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.engine.speculate.control import (
+    FIRST_PROBE,
+    LAST_PROBE,
+    PLAIN_EVERY,
+    Control,
+    StepCosts,
+    after_step,
+    counts,
+    with_verdict,
+)
+
+pytestmark = pytest.mark.pure
+
+
+def costs(**seconds: float) -> StepCosts:
+    return StepCosts(seconds=tuple((int(rows[1:]), value) for rows, value in seconds.items()))
+
+
+@pytest.mark.parametrize(
+    ("known", "rows", "seconds"),
+    [
+        (costs(r1=1.0), 1, 1.0),
+        (costs(r1=1.0), 3, 1.4),  # guessed
+        (costs(r1=1.0, r3=2.0), 2, 1.5),
+        (costs(r1=1.0, r3=2.0), 5, 3.0),
+        (costs(r1=1.0, r3=2.0, r5=2.2), 4, 2.1),
+        (costs(r1=1.0, r3=0.9), 2, 1.0),  # never cheaper than without
+        (costs(r3=1.0), 1, None),
+    ],
+)
+def test_step_times_are_interpolated(known: StepCosts, rows: int, seconds: float | None) -> None:
+    assert known.of(rows, 1) == (None if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize(
+    ("rate", "known", "expected"),
+    [
+        (0.9, costs(r1=1.0, r9=1.0), 8),  # rows are free
+        (0.9, costs(r1=1.0, r9=9.0), 0),  # a row costs as much as a step
+        (0.0, costs(r1=1.0, r9=1.0), 0),
+        (0.5, costs(r1=1.0, r2=1.2), 1),
+        (0.8, costs(r1=1.0, r2=1.2), 4),  # (1 + .8 + .64 + .51 + .41) / 1.8 is the most
+        (0.8, costs(r1=1.0, r2=1.8), 0),
+        (0.8, costs(r1=1.0, r2=1.6, r3=1.65, r9=9.0), 2),  # a second row is dear, a third is not
+    ],
+)
+def test_as_many_as_pay(rate: float, known: StepCosts, expected: int) -> None:
+    assert counts(Control(costs=known), [rate], 1) == (expected,)
+
+
+def test_drafts_that_take_time_are_fewer() -> None:
+    control = Control(costs=costs(r1=1.0, r9=1.4))
+    assert counts(control, [0.8], 1) > counts(control, [0.8], 1, draft_seconds=0.2) > counts(control, [0.8], 1, draft_seconds=1.0)
+
+
+def test_the_more_likely_ones_get_more() -> None:
+    chosen = counts(Control(costs=costs(r3=1.0, r12=1.6)), [0.9, 0.3, 0.6], 3)
+    assert chosen[0] > chosen[2] >= chosen[1]
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    st.dictionaries(st.integers(1, 20), st.floats(1e-6, 10), max_size=5),
+    st.integers(0, 4),
+    st.booleans(),
+)
+def test_never_more_than_allowed_and_never_an_error(rates: list[float], known: dict[int, float], others: int, auto: bool) -> None:
+    control = Control(auto=auto, max_drafts=3, costs=StepCosts(seconds=tuple(sorted(known.items()))))
+    chosen = counts(control, rates, len(rates) + others)
+    assert len(chosen) == len(rates)
+    assert all(0 <= count <= 3 for count in chosen)
+
+
+def run(control: Control, steps: int, plain: float, each: float, rate: float) -> tuple[Control, float, int]:
+    """Steps of one sequence, all drafts accepted up to their expectation; seconds, tokens."""
+    seconds, tokens, carried = 0.0, 0, 0.0
+    for _ in range(steps):
+        (count,) = counts(control, [rate], 1)
+        taken = plain + each * count
+        carried += sum(rate**depth for depth in range(1, count + 1))
+        accepted = min(int(carried), count)
+        carried -= accepted
+        control = after_step(control, rows=1 + count, sequences=1, seconds=taken, drafted=count, accepted=accepted, offered=True)
+        seconds, tokens = seconds + taken, tokens + 1 + accepted
+    return control, seconds, tokens
+
+
+def test_where_it_does_not_pay_it_is_left_alone() -> None:
+    control, seconds, tokens = run(Control(), 4000, plain=1.0, each=0.9, rate=0.5)
+    assert seconds / tokens < 1.01
+    assert control.probe_after == LAST_PROBE
+
+
+def test_where_it_pays_it_is_used() -> None:
+    _, seconds, tokens = run(Control(), 1000, plain=1.0, each=0.1, rate=0.8)
+    assert tokens / seconds > 2.0
+
+
+def test_it_notices_that_it_pays_again() -> None:
+    control, _, _ = run(Control(), 500, plain=1.0, each=0.9, rate=0.3)
+    assert control.probe_after > FIRST_PROBE
+    control, _, _ = run(control, 1000, plain=1.0, each=0.05, rate=0.9)
+    _, seconds, tokens = run(control, 200, plain=1.0, each=0.05, rate=0.9)
+    assert tokens / seconds > 2.0
+
+
+def test_a_plain_step_now_and_then_keeps_the_comparison_true() -> None:
+    control = Control(costs=costs(r1=1.0, r9=1.0), busy_steps=PLAIN_EVERY)
+    assert counts(control, [0.9], 1) == (0,)
+    assert counts(Control(auto=False, costs=costs(r1=1.0, r9=9.0)), [0.5], 1) == (1,), "who asks for drafts gets one"
+
+
+@given(st.floats(0, 1), st.integers(1, 8), st.integers(0, 8))
+def test_rates_stay_rates(rate: float, drafted: int, accepted: int) -> None:
+    accepted = min(accepted, drafted)
+    found = with_verdict(rate, drafted, accepted)
+    assert 0 <= found <= 1
+    assert found >= rate if accepted == drafted else accepted > 0 or found <= rate

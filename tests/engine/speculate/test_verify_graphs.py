@@ -1,0 +1,166 @@
+"""Steps that verify drafts, as a device replays them: rows that are sequences of their own, and drafts made on the device."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_decoder import FakeDecoder
+from hypothesis import given
+from hypothesis import strategies as st
+from late_device import Answers, make_late_engine, prompt
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from drafting import Oracle
+
+from windlass.core.request import GREEDY, Sampling
+from windlass.core.scheme import scheme
+from windlass.engine.engine import Engine
+from windlass.engine.execute.verify_graphs import VerifyGraph, VerifyGraphs
+from windlass.engine.load import make_engine
+from windlass.engine.protocol import Submit
+from windlass.engine.speculate.speculation import Speculation
+from windlass.families import describe, rules
+from windlass.kernels.step import Step
+from windlass.nn import Decoder
+from windlass.weights import RandomWeights
+
+pytestmark = pytest.mark.cpu
+
+VOCAB, SPOILED = 64, 5
+
+
+class DeviceGraphs(VerifyGraphs):
+    """Replays run the decoder on the CPU; an argmax for the kernel that finds it."""
+
+    def _prepare(self, device: torch.device) -> None:
+        self.sizes_run: set[int] = set()
+
+    def _capture(self, size: int, longest: int) -> VerifyGraph:
+        step = self.view(size, longest)
+        captured = VerifyGraph(None, *self._pass(step))  # type: ignore[arg-type]
+
+        def replay() -> None:
+            self.sizes_run.add(size)
+            assert int(step.lengths.max()) <= longest
+            logits, found = self._pass(step)
+            captured.logits.copy_(logits)
+            captured.found.copy_(found)
+
+        captured.graph = type("Replay", (), {"replay": staticmethod(replay)})()  # type: ignore[assignment]
+        return captured
+
+    def tokens(self, captured: VerifyGraph) -> list[list[int]]:
+        captured.graph.replay()
+        return captured.found.tolist()
+
+    def _argmax(self, logits: Tensor, step: Step) -> Tensor:
+        return logits[:, : self._num_tokens].argmax(-1).to(torch.int32)
+
+
+def engine_on_device(
+    decoder: FakeDecoder, patch: Any, *, wrong: float, drafts_there: bool, ngram: bool = False, **changes: Any
+) -> Engine:
+    engine = make_late_engine(decoder, patch, late=False, max_drafts=3, **({"max_step_logits": 16} | changes))
+    made, buffers = engine.runner, engine.runner._buffers
+    graphs = DeviceGraphs(decoder, made._caches, buffers.step, engine.limits.max_decode_rows, VOCAB)
+    made.verify_graphs = graphs
+
+    def after(step: Step) -> Tensor:
+        """What follows the token that follows each row; wrong for one token in so many."""
+        rows: list[Tensor] = []
+        for row, token in enumerate(step.tokens.tolist()):
+            history = decoder.history(made._caches[0], step, row)
+            rows.append(decoder.logits([*history, token]).roll(1 if wrong and token % SPOILED == 0 else 0))
+        return torch.stack(rows)
+
+    graphs.draft = after if drafts_there else None
+    oracle = Oracle(lambda history, count: decoder.greedy(history, count), wrong, VOCAB)
+    engine.speculation = Speculation(
+        auto=False,
+        ngram=ngram,
+        model=oracle,
+        max_drafts=3,
+        model_drafts=1 if drafts_there else 3,
+        clock=itertools.count().__next__,
+    )
+    return engine
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.booleans()), min_size=1, max_size=6),
+    st.sampled_from([12, 40]),
+    st.sampled_from([0.0, 0.4]),
+    st.booleans(),
+)
+def test_the_tokens_are_those_of_the_model(
+    requests: list[tuple[int, int, bool]], num_blocks: int, wrong: float, drafts_there: bool
+) -> None:
+    decoder, answers = FakeDecoder(VOCAB), Answers()
+    with pytest.MonkeyPatch.context() as patch:
+        engine = engine_on_device(decoder, patch, wrong=wrong, drafts_there=drafts_there, num_blocks=num_blocks, max_sequences=3)
+        plain = make_late_engine(decoder, patch, late=False, num_blocks=num_blocks, max_sequences=3)
+        expected = Answers()
+        for number, (length, count, is_greedy) in enumerate(requests):
+            how = GREEDY if is_greedy else Sampling(temperature=0.8, seed=number)
+            request = Submit(number, prompt(number % 4, length), how, max_tokens=count, stop_token_ids=[3, 17])
+            engine.submit(request), plain.submit(request)
+        assert answers.finish(engine) == expected.finish(plain)
+
+
+def test_one_graph_a_step_verifies_and_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, answers = FakeDecoder(VOCAB), Answers()
+    engine = engine_on_device(decoder, monkeypatch, wrong=0.0, drafts_there=True, num_blocks=40, max_sequences=3)
+    engine.submit(Submit(1, [1, 2, 3], GREEDY, max_tokens=41))
+    answers.finish(engine)
+    assert answers.tokens[1] == decoder.greedy([1, 2, 3], 41)
+    stats = engine.stats()
+    assert (stats.steps, stats.drafted, stats.accepted) == (21, 20, 20)
+    assert engine.speculation is not None and isinstance(engine.speculation.model, Oracle)
+    assert engine.speculation.model.num_asked == 1, "after the prompt; later drafts come with the step"
+    graphs = engine.runner.verify_graphs
+    assert isinstance(graphs, DeviceGraphs) and graphs.sizes_run == {2}
+
+
+GLM = {
+    "model_type": "glm4_moe", "vocab_size": 512, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 1024, "num_hidden_layers": 3, "intermediate_size": 384, "n_routed_experts": 32,
+    "n_shared_experts": 1, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "attention_bias": True, "use_qk_norm": False, "num_nextn_predict_layers": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("how", ["mtp", "ngram"])
+def test_on_a_gpu(how: str) -> None:
+    """Nearly the same answers with drafts and without: rounding depends on the rows of a step, so near ties may differ."""
+    from windlass.core.launch import Launch
+
+    spec = describe(GLM)
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    weights = RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cuda", tiled=is_hopper)
+    prompts = [prompt(number, 20 + 9 * number) * 2 for number in range(4)]
+
+    def answered(speculate: str) -> tuple[dict[int, list[int]], Engine]:
+        decoder = Decoder(spec, weights, mtp=speculate == "mtp")
+        launch = Launch(device="cuda", max_sequences=4, kv_bytes=2**26, context_tokens=512, speculate=speculate)
+        engine = make_engine(launch, decoder, "cuda")
+        engine.warm_up()
+        for number, tokens in enumerate(prompts):
+            engine.submit(Submit(number, tokens, GREEDY, max_tokens=60))
+        return Answers().finish(engine).tokens, engine
+
+    plain, _ = answered("off")
+    found, engine = answered(how)
+    assert engine.stats().drafted > 20
+    assert engine.runner.verify_graphs is not None and not engine.runner.verify_graphs.why_not
+    agreeing = [next((i for i, (a, b) in enumerate(zip(plain[n], found[n], strict=True)) if a != b), 60) for n in plain]
+    assert sum(agreeing) / 240 > 0.5, agreeing
