@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from windlass import __version__
 from windlass.core.client import Client, Unavailable
+from windlass.core.metrics import serving
+from windlass.core.metrics.metric import Metric
 from windlass.core.plan import Plan
 from windlass.core.request import Info, Stats, Usage
 from windlass.errors import Error, TooLong
@@ -21,7 +24,7 @@ from windlass.serve.backend.supervisor import Supervisor
 from windlass.serve.http import errors
 from windlass.serve.http.body_reader import BodyReader
 from windlass.serve.monitor.log import Log, strip_paths
-from windlass.serve.monitor.metrics import Metrics, add_engine_metrics
+from windlass.serve.monitor.metrics import Metrics, Readings, add_engine_metrics
 from windlass.serve.monitor.resources import ResourceMonitor
 from windlass.serve.settings import ServerSettings
 from windlass.wire.schema.errors import ApiError
@@ -64,10 +67,18 @@ class Service:
             settings.max_body_bytes, max(settings.max_bodies_bytes, settings.max_body_bytes), settings.head_seconds
         )
         add_engine_metrics(self.metrics, lambda: self.stats, lambda: self.supervisor.restarts)
-        self.metrics.gauge("requests_in_flight", "Requests in flight (admitted and not finished).", lambda: len(self.in_flight))
-        self.metrics.external_counter("log_lines_lost", "Log lines that could not be written.", lambda: self.log.lost)
+        self.metrics.read(serving.ENGINE_UP, lambda: self.supervisor.is_ready)
+        self.metrics.read(serving.REQUESTS_IN_FLIGHT, lambda: len(self.in_flight))
+        self.metrics.read(serving.LOG_LINES_LOST, lambda: self.log.lost)
+        for metric in serving.FLEET:
+            self.metrics.read_all(metric, partial(self._client_readings, metric))
 
     # --- state
+
+    def _client_readings(self, metric: Metric) -> Readings:
+        """Of a client that has metrics of its own: a fleet's hosts and ranks."""
+        read: Callable[[], Mapping[Metric, Readings]] | None = getattr(self.client, "readings", None)
+        return () if read is None else read().get(metric, ())
 
     @property
     def client(self) -> Client:

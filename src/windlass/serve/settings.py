@@ -46,6 +46,8 @@ class ServerSettings(Frozen):
     """Defaults for requests that leave sampling parameters out."""
     files_folder: str = ""
     """Where files and batches are kept; empty: there are none."""
+    metric_aliases: bool = True
+    """/metrics has vLLM's names too."""
     log_requests: bool = True
     log_prompts: bool = False
 

@@ -192,8 +192,9 @@ def test_prometheus() -> None:
     finally:
         watch.close()
     for line in (
-        "training_loss 1.5", "training_learning_rate 0.001", "training_tokens_per_second 2000.0", "training_steps_total 2.0",
-        "expert_balance_cv 1.0", "training_validation_loss 1.75", 'training_events_total{kind="rollback"} 1.0',
+        "windlass_training_loss 1.5", "windlass_training_learning_rate 0.001", "windlass_training_tokens_per_second 2000.0",
+        "windlass_training_steps_total 2.0", "windlass_training_tokens_total 2000.0", "windlass_training_expert_balance_cv 1.0",
+        "windlass_training_validation_loss 1.75", 'windlass_training_events_total{kind="rollback"} 1.0',
     ):  # fmt: skip
         assert line in text.splitlines(), text
 
