@@ -47,6 +47,8 @@ class HistoryFile:
         for key, time, value in _samples(content):
             if time >= now - DAY_SECONDS and time <= now:
                 store.add(*key, time, value)
+        for name, labels, series in list(store.all()):  # nobody knows what they were while nothing ran
+            store.end(name, labels, series.times[-1] + 0.001)
         self._rewrite(store)
         return store
 
