@@ -62,11 +62,16 @@ def _disk(avail: str) -> dict[str, str]:
 
 
 def _outcomes(stop: str, other: str, kind: str) -> dict[str, str]:
-    return {_name("windlass_requests_total", S, 'outcome="stop"'): stop, _name("windlass_requests_total", S, f'outcome="{kind}"'): other}
+    return {
+        _name("windlass_requests_total", S, 'outcome="stop"'): stop,
+        _name("windlass_requests_total", S, f'outcome="{kind}"'): other,
+    }
 
 
 def _rank(rank: int, spent: str) -> dict[str, str]:
-    return {_name("windlass_rank_collective_seconds_total", S, f'rank="{rank}", worker="w{rank}", collective="tp all_reduce"'): spent}
+    return {
+        _name("windlass_rank_collective_seconds_total", S, f'rank="{rank}", worker="w{rank}", collective="tp all_reduce"'): spent
+    }
 
 
 def _route(small: str) -> dict[str, str]:
@@ -92,7 +97,10 @@ CASES: list[Case] = [
         {f"windlass_engine_up{S}": "0x20", f"windlass_engine_restarts_total{S}": "0x20"},  # loading, for the first time
     ),
     *_pair(
-        "WindlassEngineRestarted", 6, {f"windlass_engine_restarts_total{S}": "0 0 0 1x20"}, {f"windlass_engine_restarts_total{S}": "3x20"}
+        "WindlassEngineRestarted",
+        6,
+        {f"windlass_engine_restarts_total{S}": "0 0 0 1x20"},
+        {f"windlass_engine_restarts_total{S}": "3x20"},
     ),
     *_pair(
         "WindlassEngineCrashLoop",
@@ -115,7 +123,10 @@ CASES: list[Case] = [
         {f"windlass_kv_cache_usage_ratio{S}": "0.99x20", f"windlass_num_preemptions_total{S}": "7x20"},
     ),
     *_pair(
-        "WindlassPreemptions", 20, {f"windlass_num_preemptions_total{S}": "0+5x30"}, {f"windlass_num_preemptions_total{S}": "0+1x30"}
+        "WindlassPreemptions",
+        20,
+        {f"windlass_num_preemptions_total{S}": "0+5x30"},
+        {f"windlass_num_preemptions_total{S}": "0+1x30"},
     ),
     *_pair(
         "WindlassOffloadLinkSaturated",
@@ -123,7 +134,9 @@ CASES: list[Case] = [
         {f"windlass_offload_read_seconds_total{S}": "0+58x40", f"windlass_engine_steps_total{S}": "0+9x40"},
         {f"windlass_offload_read_seconds_total{S}": "0+30x40", f"windlass_engine_steps_total{S}": "0+9x40"},
     ),
-    *_pair("WindlassLogLost", 5, {f"windlass_log_lines_lost_total{S}": "0 0 1 4x9"}, {f"windlass_log_lines_lost_total{S}": "4x9"}),
+    *_pair(
+        "WindlassLogLost", 5, {f"windlass_log_lines_lost_total{S}": "0 0 1 4x9"}, {f"windlass_log_lines_lost_total{S}": "4x9"}
+    ),
     *_pair(
         "WindlassWorkerLost",
         5,
@@ -178,7 +191,10 @@ CASES: list[Case] = [
     *_pair(
         "WindlassCheckpointOverdue",
         130,
-        {f"windlass_training_last_checkpoint_timestamp_seconds{T}": "60x150", f"windlass_training_checkpoint_interval_seconds{T}": "600x150"},
+        {
+            f"windlass_training_last_checkpoint_timestamp_seconds{T}": "60x150",
+            f"windlass_training_checkpoint_interval_seconds{T}": "600x150",
+        },
         {
             f"windlass_training_last_checkpoint_timestamp_seconds{T}": "60x100 6000x50",
             f"windlass_training_checkpoint_interval_seconds{T}": "600x150",
@@ -218,8 +234,18 @@ CASES: list[Case] = [
         {_name("windlass_gpu_xid_errors_total", N, 'gpu="0", xid="31"'): "1x30"},
     ),
     *_pair("WindlassGpuXidSeen", 9, {f"DCGM_FI_DEV_XID_ERRORS{G}": "0x5 48x9"}, {f"DCGM_FI_DEV_XID_ERRORS{G}": "48x15"}),
-    *_pair("WindlassGpuMemoryErrors", 9, {f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{G}": "0x5 1x9"}, {f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{G}": "3x15"}),
-    *_pair("WindlassGpuMemoryErrors", 9, {f"DCGM_FI_DEV_ROW_REMAP_FAILURE{G}": "0 1x9"}, {f"DCGM_FI_DEV_ROW_REMAP_FAILURE{G}": "0x15"}),
+    *_pair(
+        "WindlassGpuMemoryErrors",
+        9,
+        {f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{G}": "0x5 1x9"},
+        {f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{G}": "3x15"},
+    ),
+    *_pair(
+        "WindlassGpuMemoryErrors",
+        9,
+        {f"DCGM_FI_DEV_ROW_REMAP_FAILURE{G}": "0 1x9"},
+        {f"DCGM_FI_DEV_ROW_REMAP_FAILURE{G}": "0x15"},
+    ),
     *_pair(
         "WindlassGpuMemoryFull",
         20,
@@ -238,8 +264,14 @@ CASES: list[Case] = [
     *_pair(
         "WindlassEnergyBudget",
         25,
-        {_name("windlass_node_energy_joules_total", N, 'source="nvml"'): "0+42000x30", f"windlass_energy_budget_watts{N}": "500x30"},
-        {_name("windlass_node_energy_joules_total", N, 'source="nvml"'): "0+42000x30", f"windlass_energy_budget_watts{N}": "0x30"},
+        {
+            _name("windlass_node_energy_joules_total", N, 'source="nvml"'): "0+42000x30",
+            f"windlass_energy_budget_watts{N}": "500x30",
+        },
+        {
+            _name("windlass_node_energy_joules_total", N, 'source="nvml"'): "0+42000x30",
+            f"windlass_energy_budget_watts{N}": "0x30",
+        },
     ),
     *_pair(
         "WindlassExporterFailing",

@@ -32,7 +32,10 @@ PCIE_REPLAYS = counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe retransmissions.
 
 XIDS = counter("windlass_gpu_xid_errors_total", "XID errors since the exporter began, by code.", "gpu", "xid")
 THROTTLED = counter(
-    "windlass_gpu_throttled_seconds_total", "Time with clocks lowered, by reason, as sampled since the exporter began.", "gpu", "reason"
+    "windlass_gpu_throttled_seconds_total",
+    "Time with clocks lowered, by reason, as sampled since the exporter began.",
+    "gpu",
+    "reason",
 )
 GPU_POWER_LIMIT = gauge("windlass_gpu_power_limit_watts", "Power limit of the GPU.", "gpu")
 
@@ -109,9 +112,7 @@ SERVED_ENERGY = counter(
     "use",
 )
 REQUEST_ENERGY = counter("windlass_model_energy_joules_total", "Energy attributed to the requests of a model.", "model")
-GRID_INTENSITY = gauge(
-    "windlass_grid_intensity_grams_per_kwh", "CO2 equivalent of the grid: average, location-based.", "region"
-)
+GRID_INTENSITY = gauge("windlass_grid_intensity_grams_per_kwh", "CO2 equivalent of the grid: average, location-based.", "region")
 ENERGY_BUDGET = gauge("windlass_energy_budget_watts", "Power that the operator allows; 0: no budget.")
 ENERGY_METRICS = (NODE_ENERGY, SERVED_ENERGY, REQUEST_ENERGY, GRID_INTENSITY, ENERGY_BUDGET)
 

@@ -61,12 +61,8 @@ LOG_LINES_LOST = counter("windlass_log_lines_lost_total", "Log lines that could 
 ENGINE_UP = gauge("windlass_engine_up", "1 while the engine answers; 0 while it loads, restarts or has failed.")
 ENGINE_RESTARTS = counter("windlass_engine_restarts_total", "Engine restarts.")
 ENGINE_STEPS = counter("windlass_engine_steps_total", "Engine steps.")
-RUNNING = gauge(
-    "windlass_num_requests_running", "Sequences running in the engine.", alias="vllm:num_requests_running"
-)
-WAITING = gauge(
-    "windlass_num_requests_waiting", "Sequences waiting in the engine's queue.", alias="vllm:num_requests_waiting"
-)
+RUNNING = gauge("windlass_num_requests_running", "Sequences running in the engine.", alias="vllm:num_requests_running")
+WAITING = gauge("windlass_num_requests_waiting", "Sequences waiting in the engine's queue.", alias="vllm:num_requests_waiting")
 KV_USAGE = gauge("windlass_kv_cache_usage_ratio", "Fraction of KV cache blocks in use.", alias="vllm:kv_cache_usage_perc")
 KV_BLOCKS = gauge("windlass_kv_cache_blocks", "Total KV cache blocks.")
 PREEMPTIONS = counter(

@@ -19,7 +19,9 @@ PLANNED_STEPS = gauge("windlass_training_planned_steps", "Steps that the run wil
 STEP_SECONDS = gauge("windlass_training_step_seconds", "Duration of the last step.")
 SECONDS_LEFT = gauge("windlass_training_left_seconds", "Estimated time to the end of the run.")
 TOKENS = counter("windlass_training_tokens_total", "Tokens since the run began, over all ranks and restarts.")
-EVENTS = counter("windlass_training_events_total", "Rollbacks (those for a NaN or an infinity also as not_finite) and checkpoints.", "kind")
+EVENTS = counter(
+    "windlass_training_events_total", "Rollbacks (those for a NaN or an infinity also as not_finite) and checkpoints.", "kind"
+)
 LAST_CHECKPOINT = gauge(
     "windlass_training_last_checkpoint_timestamp_seconds", "When the last checkpoint was written; before it, when the run began."
 )

@@ -55,7 +55,9 @@ class Evaluation:
 
     @property
     def firing(self) -> list[ActiveAlert]:
-        return sorted((alert for alert in self.active.values() if alert.fired_at is not None), key=lambda one: (one.severity, one.since))
+        return sorted(
+            (alert for alert in self.active.values() if alert.fired_at is not None), key=lambda one: (one.severity, one.since)
+        )
 
     def run(self, store: SeriesStore, now: float) -> list[Change]:
         changes: list[Change] = []

@@ -41,7 +41,9 @@ class Change(Frozen):
     at: float
 
 
-def step(active: Mapping[Key, ActiveAlert], rule: Alert, found: Vector, now: float) -> tuple[dict[Key, ActiveAlert], list[Change]]:
+def step(
+    active: Mapping[Key, ActiveAlert], rule: Alert, found: Vector, now: float
+) -> tuple[dict[Key, ActiveAlert], list[Change]]:
     """The alerts of one rule after an evaluation, and what changed."""
     after: dict[Key, ActiveAlert] = {}
     changes: list[Change] = []

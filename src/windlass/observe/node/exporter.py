@@ -64,7 +64,10 @@ class NodeExporter:
 
     def joules(self) -> dict[str, float]:
         """By counter, since it began to count; without those that cannot be read."""
-        found = {"rapl": self._rapl.joules(), **{("nvml" if isinstance(one, NvidiaGpus) else "amdsmi"): one.joules() for one in self.gpus}}
+        found = {
+            "rapl": self._rapl.joules(),
+            **{("nvml" if isinstance(one, NvidiaGpus) else "amdsmi"): one.joules() for one in self.gpus},
+        }
         return {source: value for source, value in found.items() if value is not None}
 
     def _readings(self) -> Readings:

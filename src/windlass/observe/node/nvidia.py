@@ -112,7 +112,9 @@ class NvidiaGpus:
     def _open(self, index: int) -> _Gpu:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        return _Gpu(index, handle, _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle)), self._limit(handle))
+        return _Gpu(
+            index, handle, _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle)), self._limit(handle)
+        )
 
     def _limit(self, handle: Any) -> float | None:
         try:

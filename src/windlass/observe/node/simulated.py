@@ -20,7 +20,9 @@ class NoEvent(Exception):
 class SimulatedNvml:
     """`watts`: of one GPU, as a function of its number and the time; by default a slow wave between 200 and 600."""
 
-    def __init__(self, num_gpus: int = 8, clock: Callable[[], float] = time.monotonic, watts: Callable[[int, float], float] | None = None) -> None:
+    def __init__(
+        self, num_gpus: int = 8, clock: Callable[[], float] = time.monotonic, watts: Callable[[int, float], float] | None = None
+    ) -> None:
         self._num_gpus, self._clock = num_gpus, clock
         self._watts = watts or (lambda gpu, now: 400 + 200 * math.sin(now / 60 + gpu))
         self._began = self._seen = clock()

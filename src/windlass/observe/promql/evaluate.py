@@ -23,7 +23,9 @@ ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
-    "/": lambda left, right: left / right if right else math.nan if not left or math.isnan(left) else math.copysign(math.inf, left),
+    "/": lambda left, right: (
+        left / right if right else math.nan if not left or math.isnan(left) else math.copysign(math.inf, left)
+    ),
     "%": lambda left, right: math.fmod(left, right) if right else math.nan,
 }
 PER_VALUE: Mapping[str, Callable[[float], float]] = {"abs": abs, "floor": math.floor, "ceil": math.ceil}
@@ -100,7 +102,9 @@ class _Evaluation:
             raise BadInput("this function needs a range, such as metric[5m]")
         end = self._at - selector.offset_seconds
         start = end - selector.range_seconds
-        return [(labels, self._samples.points(selector.name, labels, start, end), start, end) for labels in self._series(selector)]
+        return [
+            (labels, self._samples.points(selector.name, labels, start, end), start, end) for labels in self._series(selector)
+        ]
 
     # --- functions
 

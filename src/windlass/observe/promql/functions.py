@@ -61,7 +61,9 @@ def irate(points: Points, start: float, end: float) -> float | None:
 
 def changes(points: Points, start: float, end: float) -> float | None:
     pairs = zip(points, points[1:], strict=False)
-    return float(sum(old != new and not (math.isnan(old) and math.isnan(new)) for (_, old), (_, new) in pairs)) if points else None
+    return (
+        float(sum(old != new and not (math.isnan(old) and math.isnan(new)) for (_, old), (_, new) in pairs)) if points else None
+    )
 
 
 def resets(points: Points, start: float, end: float) -> float | None:

@@ -114,6 +114,7 @@ class _Generation:
             timer.cancel()
             disconnect_task.cancel()
             self._service.charge(caller_of(self._scope).key, self._usages())
+            self._service.request_ended(self._flight, self._scope["path"], self._usages(), list(self._ends.values()))
             self._scope[DETAILS] = self._details()
 
     async def _stream(self, events: EventWriter) -> None:
@@ -177,7 +178,7 @@ class _Generation:
         ended = 0
         for index, delta in batch:
             self._timers[index].observe(delta)
-            self._num_tokens[index] += len(delta.token_ids)
+            self._count(index, delta)
             if delta.usage is not None:
                 self._so_far[index] = delta.usage
             if delta.tool_calls:
@@ -186,6 +187,22 @@ class _Generation:
                 self._ends[index] = delta
                 ended += 1
         return ended
+
+    def _count(self, index: int, delta: Delta) -> None:
+        """Tokens so far, for the list of requests and for their energy; a prompt counts with the first token."""
+        number, flight = len(delta.token_ids), self._flight
+        if not number:
+            return
+        computed = number
+        if not self._num_tokens[index]:
+            usage = delta.usage or self._so_far.get(index)
+            if usage is not None:
+                flight.prompt_tokens += usage.prompt_tokens
+                computed += usage.prompt_tokens - usage.cached_tokens
+            flight.first_token = flight.first_token or time.perf_counter()
+        self._service.energy.add(flight.number, computed)
+        self._num_tokens[index] += number
+        flight.num_tokens += number
 
     async def _fail(self, refusal: ApiError) -> None:
         """Before the first byte: an error response. In a stream: an error event. In a complete response: the connection is closed."""

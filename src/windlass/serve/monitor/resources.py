@@ -144,6 +144,10 @@ class ResourceMonitor:
         ]
         return tuple(_planned(device, index, self._planned) for index, device in enumerate(found))
 
+    def joules(self) -> float | None:
+        """Since the start, read now; None without a counter."""
+        return self._energy()[0]
+
     def _energy(self) -> tuple[float | None, str]:
         gpu, cpu = self._gpus.joules(), self._rapl.joules()
         if gpu is None and cpu is None:
