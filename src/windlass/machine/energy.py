@@ -1,9 +1,11 @@
-"""Energy counters of this machine's processors (RAPL: kernel.org, power/powercap/powercap)."""
+"""Energy counters of this machine: processors by RAPL (kernel.org, power/powercap/powercap), NVIDIA GPUs by NVML."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from windlass.machine.gpus import DRIVER_FILES
 from windlass.machine.proc import ReadText, read_text
 
 RAPL = "/sys/class/powercap"
@@ -42,3 +44,44 @@ class RaplMonitor:
                 self._joules += counter_delta(before, now, int(highest) if highest.isdecimal() else 0) / 1e6
                 self._last[index] = now
         return self._joules
+
+
+class EnergyCounters:
+    """All counters together, since it was made. `nvml`: the library, or a stand-in; None: that of this machine."""
+
+    def __init__(self, rapl: RaplMonitor | None = None, nvml: Any | None = None) -> None:
+        self._rapl = rapl or RaplMonitor()
+        self._nvml = nvml if nvml is not None else _load_nvml()
+        self._first = self._gpu_joules()
+
+    def _gpu_joules(self) -> float | None:
+        if self._nvml is None:
+            return None
+        try:
+            handles = [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())]
+            return sum(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles) / 1000 if handles else None
+        except Exception:  # noqa: BLE001 - NVML has exceptions of its own; GPUs before Volta count nothing
+            return None
+
+    @property
+    def source(self) -> str:
+        found = [name for name, value in (("nvml", self._first), ("rapl", self._rapl.joules())) if value is not None]
+        return "+".join(found) or "none"
+
+    def joules(self) -> float | None:
+        now, processors = self._gpu_joules(), self._rapl.joules()
+        gpus = None if now is None or self._first is None else now - self._first
+        return None if gpus is None and processors is None else (gpus or 0.0) + (processors or 0.0)
+
+
+def _load_nvml() -> Any | None:
+    if not any(Path(path).exists() for path in DRIVER_FILES):
+        return None
+    try:
+        import pynvml
+
+        nvml: Any = pynvml
+        nvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - NVML has exceptions of its own
+        return None
+    return nvml

@@ -42,7 +42,7 @@ def _handler(pages: Mapping[str, Callable[[], str]], key: str) -> type[BaseHTTPR
     class Handler(BaseHTTPRequestHandler):
         timeout = TIMEOUT_SECONDS
 
-        def do_GET(self) -> None:  # noqa: N802 - http.server's name
+        def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/health":
                 self._send(200, "ok\n")

@@ -25,7 +25,6 @@ from windlass.serve.routing.routes import ROUTES
 from windlass.serve.service import Service
 from windlass.serve.settings import ServerSettings
 
-
 WATCH_SECONDS = 15.0
 ENERGY_SECONDS = 1.0
 

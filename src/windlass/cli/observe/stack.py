@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from windlass.observe.http import TextServer
     from windlass.observe.render.targets import Stack, Targets
     from windlass.observe.scrape import Source
+    from windlass.observe.stack import Running
 
 
 class StackOptions(Frozen):

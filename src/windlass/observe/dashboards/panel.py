@@ -55,7 +55,7 @@ def board_json(board: Board) -> dict[str, Any]:
         "timezone": "browser",
         "graphTooltip": 1,
         "templating": {"list": [_source_variable(), _instance_variable(board)]},
-        "annotations": {"list": [_alerts()]},
+        "annotations": {"list": []},
         "links": [],
         "panels": _placed(board.panels),
     }
@@ -73,26 +73,12 @@ def _instance_variable(board: Board) -> dict[str, Any]:
         "type": "query",
         "datasource": SOURCE,
         "query": {"query": query, "refId": "instances"},
-        "definition": query,
         "refresh": 2,
         "includeAll": True,
         "multi": True,
         "allValue": ".*",
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "hide": 0,
-    }
-
-
-def _alerts() -> dict[str, Any]:
-    """Firing alerts as marks in every chart."""
-    return {
-        "name": "Alerts",
-        "datasource": SOURCE,
-        "enable": True,
-        "iconColor": "red",
-        "target": {"limit": 100, "matchAny": False, "tags": [], "type": "tags"},
-        "expr": 'ALERTS{alertname=~"Windlass.*", alertstate="firing"}',
-        "titleFormat": "{{alertname}}",
     }
 
 

@@ -39,14 +39,7 @@ class HistoryFile:
 
     def load(self, now: float) -> SeriesStore:
         """What the file has of the last day. A file that is not ours, or damaged, is begun anew."""
-        store = SeriesStore()
-        try:
-            content = self._path.read_bytes()
-        except OSError:
-            content = b""
-        for key, time, value in _samples(content):
-            if time >= now - DAY_SECONDS and time <= now:
-                store.add(*key, time, value)
+        store = read_history(self._path, now)
         for name, labels, series in list(store.all()):  # nobody knows what they were while nothing ran
             store.end(name, labels, series.times[-1] + 0.001)
         self._rewrite(store)
@@ -122,6 +115,19 @@ class HistoryFile:
             return b""
         self._last[number] = packed
         return packed
+
+
+def read_history(path: Path, now: float) -> SeriesStore:
+    """What a file has of the last day; nothing is changed."""
+    store = SeriesStore()
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = b""
+    for key, time, value in _samples(content):
+        if now - DAY_SECONDS <= time <= now:
+            store.add(*key, time, value)
+    return store
 
 
 def _samples(content: bytes) -> Iterator[tuple[Key, float, float]]:

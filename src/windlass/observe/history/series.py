@@ -114,7 +114,7 @@ class SeriesStore:
         series = self._by_name[name][labels]
         first, stop = series.between(start, end)
         pairs = zip(series.times[first:stop], series.values[first:stop], strict=True)
-        return [(time, value) for time, value in pairs if value == value or not is_end(value)]  # noqa: PLR0124 - NaN is not itself
+        return [(time, value) for time, value in pairs if value == value or not is_end(value)]
 
     def latest(self, name: str, labels: Labels, start: float, end: float) -> float | None:
         series = self._by_name[name][labels]

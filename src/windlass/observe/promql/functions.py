@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 from windlass.core.metrics.exposition import Labels
 from windlass.observe.promql.tree import Vector
@@ -20,7 +21,7 @@ def increase(points: Points, start: float, end: float) -> float | None:
     if len(points) < 2:
         return None
     grown = points[-1][1] - points[0][1]
-    for (_, before), (_, after) in zip(points, points[1:], strict=False):
+    for (_, before), (_, after) in pairwise(points):
         if after < before:
             grown += before
     return grown * _stretch(points, start, end, grown)
@@ -60,14 +61,14 @@ def irate(points: Points, start: float, end: float) -> float | None:
 
 
 def changes(points: Points, start: float, end: float) -> float | None:
-    pairs = zip(points, points[1:], strict=False)
+    pairs = pairwise(points)
     return (
         float(sum(old != new and not (math.isnan(old) and math.isnan(new)) for (_, old), (_, new) in pairs)) if points else None
     )
 
 
 def resets(points: Points, start: float, end: float) -> float | None:
-    return float(sum(new < old for (_, old), (_, new) in zip(points, points[1:], strict=False))) if points else None
+    return float(sum(new < old for (_, old), (_, new) in pairwise(points))) if points else None
 
 
 def line(points: Points, at: float) -> tuple[float, float] | None:
