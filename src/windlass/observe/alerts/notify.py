@@ -58,11 +58,18 @@ class QueuedNotifier:
         self._thread.join(TIMEOUT_SECONDS + 1)
 
     def _run(self) -> None:
-        while (changes := self._queue.get()) is not None:
+        while (changes := self._next()) is not None:
             if self._delivered(changes):
                 self.num_sent += len(changes)
             else:
                 self.num_lost += len(changes)
+
+    def _next(self) -> Sequence[Change] | None:
+        """None: it is over. A full queue had no room for the mark that says so."""
+        while not (self._stop.is_set() and self._queue.empty()):
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get(timeout=0.5)
+        return None
 
     def _delivered(self, changes: Sequence[Change]) -> bool:
         for attempt in range(ATTEMPTS):
