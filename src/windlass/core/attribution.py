@@ -16,9 +16,9 @@ USES: tuple[Use, ...] = ("requests", "idle", "loading")
 class EnergyLedger:
     def __init__(self) -> None:
         self.joules: dict[Use, float] = dict.fromkeys(USES, 0.0)
-        self._work: dict[int, int] = {}
-        """Tokens of each request since the last settlement."""
-        self._used: dict[int, float] = {}
+        self._work: dict[int | str, int] = {}
+        """Tokens since the last settlement of each request in flight, by number, and of ended ones, by model."""
+        self._used: dict[int | str, float] = {}
         self._waiting = 0.0
 
     @property
@@ -49,6 +49,12 @@ class EnergyLedger:
         self.joules["requests"] += joules
         self._work, self._waiting = {}, 0.0
 
-    def end(self, number: int) -> float:
-        """What the request used; it is forgotten."""
-        return self._used.pop(number, 0.0)
+    def used(self, key: int | str) -> float:
+        """By a request in flight so far, or by all ended requests of a model."""
+        return self._used.get(key, 0.0)
+
+    def end(self, number: int, model: str) -> None:
+        """The request becomes one of its model's; what it has done since the last settlement is still to be settled."""
+        self._used[model] = self._used.get(model, 0.0) + self._used.pop(number, 0.0)
+        if number in self._work:
+            self._work[model] = self._work.get(model, 0) + self._work.pop(number)

@@ -57,6 +57,7 @@ def serve(
     alert_webhook: str = typer.Option("", metavar="URL", help="Post alerts there, in Alertmanager's format."),
     alert_command: str = typer.Option("", metavar="COMMAND", help="Give alerts to this command on standard input, such as mail."),
     metric_aliases: bool = typer.Option(True, "--metric-aliases/--no-metric-aliases", help="vLLM's names in /metrics too."),
+    usage_energy: bool = typer.Option(False, "--usage-energy", help="Joules of the request in every response's usage."),
     otlp: str = typer.Option(
         "", metavar="URL", help="Send a span for every request to this OpenTelemetry collector (OTLP over HTTP)."
     ),
@@ -93,6 +94,7 @@ def serve(
         alert_webhook=alert_webhook,
         alert_command=alert_command,
         metric_aliases=metric_aliases,
+        usage_energy=usage_energy,
         otlp=otlp,
         tls_cert=tls_cert,
         tls_key=tls_key,

@@ -60,6 +60,7 @@ class ServeOptions(Frozen):
     alert_webhook: str = ""
     alert_command: str = ""
     metric_aliases: bool = True
+    usage_energy: bool = False
     otlp: str = ""
 
 
@@ -111,6 +112,7 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         log_requests=not options.quiet,
         log_prompts=options.log_prompts,
         metric_aliases=options.metric_aliases,
+        usage_energy=options.usage_energy,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
         files_folder="" if options.files is None else str(_folder(options.files)),

@@ -176,7 +176,7 @@ class _Generation:
     def _observe(self, batch: Batch) -> int:
         """How many sequences finished in this batch."""
         ended = 0
-        for index, delta in batch:
+        for place, (index, delta) in enumerate(batch):
             self._timers[index].observe(delta)
             self._count(index, delta)
             if delta.usage is not None:
@@ -186,7 +186,16 @@ class _Generation:
             if delta.finish_reason is not None:
                 self._ends[index] = delta
                 ended += 1
+                if self._service.settings.usage_energy and len(self._ends) == len(self._job.requests):
+                    batch[place] = (index, self._with_energy(delta))
         return ended
+
+    def _with_energy(self, delta: Delta) -> Delta:
+        """The request's energy in the usage of the sequence that ends last."""
+        joules = self._service.energy.used(self._flight.number)
+        if joules is None or delta.usage is None:
+            return delta
+        return msgspec.structs.replace(delta, usage=msgspec.structs.replace(delta.usage, energy_joules=joules))
 
     def _count(self, index: int, delta: Delta) -> None:
         """Tokens so far, for the list of requests and for their energy; a prompt counts with the first token."""

@@ -27,11 +27,16 @@ class RequestEnergy:
         self.ledger = EnergyLedger()
         self._last = read()
         self._read_at = clock()
-        self.by_model: dict[str, float] = {}
+        self._models: set[str] = set()
 
     @property
     def is_counted(self) -> bool:
         return self._last is not None
+
+    @property
+    def by_model(self) -> dict[str, float]:
+        """Joules of requests that have ended."""
+        return {model: self.ledger.used(model) for model in self._models}
 
     def add_metrics(self, metrics: Metrics) -> None:
         if self.is_counted:
@@ -49,12 +54,20 @@ class RequestEnergy:
             self.ledger.settle(max(now - self._last, 0.0), is_loading=self._is_loading(), num_in_flight=self._num_in_flight())
             self._last, self._read_at = now, self._clock()
 
+    def used(self, number: int) -> float | None:
+        """Joules of a request up to now, read now; None without a counter."""
+        if not self.is_counted:
+            return None
+        self.settle()
+        return self.ledger.used(number)
+
     def end(self, number: int, model: str) -> float | None:
-        """Joules of a request that ended; None without a counter."""
+        """Of a request that ended; what it did in the last twentieth of a second may not be in it, and is settled for its model."""
         if not self.is_counted:
             return None
         if self._clock() - self._read_at >= LEAST_SECONDS:
             self.settle()
-        used = self.ledger.end(number)
-        self.by_model[model] = self.by_model.get(model, 0.0) + used
+        used = self.ledger.used(number)
+        self.ledger.end(number, model)
+        self._models.add(model)
         return used
