@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from windlass.core.model import Frozen
@@ -71,15 +72,25 @@ def _answers(address: tuple[str, int]) -> bool:
         return False
 
 
+def stop_on_signals() -> threading.Event:
+    """Set by Ctrl-C or SIGTERM."""
+    stop = threading.Event()
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, heard)
+    return stop
+
+
 def serve_node(options: NodeOptions) -> int:
     from windlass.observe.http import TextServer
 
     exporter = make_exporter(options)
     exporter.sample()
     server = TextServer(options.host, options.port, {"/metrics": exporter.text}, read_key(options.key))
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     num_gpus = sum(len(gpus) for gpus in exporter.gpus)
     counters = ", ".join(exporter.joules()) or "none that can be read"
     print(

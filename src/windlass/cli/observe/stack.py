@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.cli.observe.node import NodeOptions, make_exporter, read_key
+from windlass.cli.observe.node import NodeOptions, make_exporter, read_key, stop_on_signals
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 
@@ -120,9 +119,7 @@ def write_stack(folder: Path, stack: Stack) -> list[Path]:
 def bring_up(folder: Path, options: StackOptions) -> int:
     import msgspec
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop = stop_on_signals()
     stack = stack_of(options)
     exporter = None
     if not stack.targets.node:

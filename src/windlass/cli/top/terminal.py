@@ -10,7 +10,7 @@ import sys
 import termios
 import tty
 from collections.abc import Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from windlass.observe.top.draw import Line, to_ansi, to_text
 
@@ -19,19 +19,39 @@ KEYS = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1bOA": "up", b"\x1bOB": "down", 
         b"\x7f": "backspace", b"\x08": "backspace"}  # fmt: skip
 
 
+def _ended(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def keys_in(data: bytes) -> list[str]:
+    """Several keys may come at once: pasted, or typed quickly."""
+    found: list[str] = []
+    while data:
+        known = next((sequence for sequence in KEYS if data.startswith(sequence)), None)
+        if known is not None:
+            found.append(KEYS[known])
+            data = data[len(known) :]
+        else:
+            text = data.decode("utf-8", "replace")
+            found.append(text[0])
+            data = text[1:].encode()
+    return found
+
+
 class Terminal:
     def __init__(self, has_color: bool = True) -> None:
         self._has_color = has_color
         self._input, self._saved = sys.stdin.fileno(), None
         self._drawn: list[str] = []
         self._size = (0, 0)
+        self._typed: list[str] = []
         self._wake_read, self._wake_write = os.pipe()
 
     def __enter__(self) -> Terminal:
         self._saved = termios.tcgetattr(self._input)
         tty.setcbreak(self._input)
-        signal.signal(signal.SIGWINCH, lambda *_: os.write(self._wake_write, b"w"))
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGWINCH, self._resized)
+        signal.signal(signal.SIGTERM, _ended)
         self._write(ENTER)
         return self
 
@@ -42,6 +62,9 @@ class Terminal:
         signal.signal(signal.SIGWINCH, signal.SIG_DFL)
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+    def _resized(self, number: int, frame: FrameType | None) -> None:
+        os.write(self._wake_write, b"w")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -64,16 +87,17 @@ class Terminal:
 
     def key(self, seconds: float) -> str:
         """The next key; empty when the time is over or the size has changed."""
+        if self._typed:
+            return self._typed.pop(0)
         ready, _, _ = select.select([self._input, self._wake_read], [], [], seconds)
         if self._wake_read in ready:
             os.read(self._wake_read, 64)
             return ""
         if self._input not in ready:
             return ""
-        data = os.read(self._input, 16)
-        if not data:
-            return "q"  # the terminal is gone
-        return KEYS.get(data) or data.decode("utf-8", "replace")[:1]
+        data = os.read(self._input, 64)
+        self._typed = keys_in(data) if data else ["q"]  # nothing: the terminal is gone
+        return self._typed.pop(0) if self._typed else ""
 
     @staticmethod
     def _write(text: str) -> None:

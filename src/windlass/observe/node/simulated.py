@@ -17,6 +17,10 @@ class NoEvent(Exception):
     """As NVMLError_Timeout."""
 
 
+def _wave(gpu: int, now: float) -> float:
+    return 400 + 200 * math.sin(now / 60 + gpu)
+
+
 class SimulatedNvml:
     """`watts`: of one GPU, as a function of its number and the time; by default a slow wave between 200 and 600."""
 
@@ -24,7 +28,7 @@ class SimulatedNvml:
         self, num_gpus: int = 8, clock: Callable[[], float] = time.monotonic, watts: Callable[[int, float], float] | None = None
     ) -> None:
         self._num_gpus, self._clock = num_gpus, clock
-        self._watts = watts or (lambda gpu, now: 400 + 200 * math.sin(now / 60 + gpu))
+        self._watts: Callable[[int, float], float] = watts or _wave
         self._began = self._seen = clock()
         self._millijoules = [1e6 * (gpu + 1) for gpu in range(num_gpus)]
         self.heat = [0.0] * num_gpus

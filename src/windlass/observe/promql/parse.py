@@ -100,13 +100,18 @@ class _Parser:
         labels, is_on, side = None, False, ""
         if self._next in ("on", "ignoring"):
             is_on = self._take().text == "on"
-            labels = self._names()
-            if self._next in ("group_left", "group_right"):
-                side = self._take().text
-                _ = self._names() if self._next == "(" else ()
+            labels, side = self._names(), self._side()
         right = self.binary(level + 1)
         one_side = cast(Literal["", "group_left", "group_right"], side)
         return Binary(op=op, left=left, right=right, is_bool=is_bool, labels=labels, is_on=is_on, one_side=one_side)
+
+    def _side(self) -> str:
+        side = self._next
+        if side not in ("group_left", "group_right"):
+            return ""
+        self._take()
+        _ = self._names() if self._next == "(" else ()
+        return side
 
     def _unary(self) -> Expression:
         if self._accept("-"):
@@ -183,7 +188,7 @@ class _Parser:
             if op not in ("=", "!=", "=~", "!~"):
                 raise BadInput(f"{op!r} does not compare labels: {self._query}")
             plain = re.sub(r"\\(.)", r"\1", value[1:-1])
-            found.append(Matcher(label=label, op=cast(Literal["=", "!=", "=~", "!~"], op), value=plain))
+            found.append(Matcher(label=label, op=op, value=plain))
             self._accept(",")
         return tuple(found)
 

@@ -89,5 +89,7 @@ def join(pieces: Sequence[Piece | None], between: str = "  ") -> Line:
     found: Line = []
     for piece in pieces:
         if piece is not None and piece[0]:
-            found += ([(between, "")] if found else []) + [piece]
+            if found:
+                found.append((between, ""))
+            found.append(piece)
     return found

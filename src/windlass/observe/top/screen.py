@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import msgspec
 
@@ -44,9 +45,9 @@ class Shown(msgspec.Struct, frozen=True):
 
 def lines(view: TopView, curves: Curves, shown: Shown, width: int, height: int) -> list[Line]:
     """At most `height` lines of at most `width` cells; requests get what room is left."""
-    found = [_title(view, shown)]
+    found: list[Line] = [_title(view, shown)]
     if shown.is_help:
-        found += [[(text, "")] for text in HELP]
+        found.extend([(text, "")] for text in HELP)
     else:
         found += _alerts(view)
         found += _servers(view, curves, shown, width)
@@ -54,8 +55,8 @@ def lines(view: TopView, curves: Curves, shown: Shown, width: int, height: int) 
         found += _nodes(view, curves, shown, width)
         found += _requests(view, shown, max(height - len(found) - 1, 3))
     bottom = _bottom(shown)
-    body = found[: max(height - (1 if bottom else 0), 1)]
-    return [cut(line, width) for line in ([*body, bottom] if bottom else body)]
+    shown_lines = [*found[: height - 1], bottom] if bottom else found[:height]
+    return [cut(line, width) for line in shown_lines]
 
 
 def _title(view: TopView, shown: Shown) -> Line:
@@ -103,15 +104,16 @@ def _server(server: ServerView, curves: Curves, shown: Shown, width: int) -> lis
     first = join(
         [
             (f"server {server.name}", "bold"),
-            (server.model, ""),
             (server.state, "good" if good else "warn"),
+            (f"{format_rate(server.tokens_per_second)} tokens/s", "bold"),
+            (curve(curves.get(f"tokens {server.name}", ()), max(width - 90, 8), shown.is_plain), "good"),
             (f"{server.running} running", ""),
             (f"{server.waiting} waiting", "warn" if server.waiting else "dim"),
-            (f"{format_rate(server.tokens_per_second)} tokens/s", "bold"),
-            (curve(curves.get(f"tokens {server.name}", ()), max(width - 80, 10), shown.is_plain), "good"),
+            (server.model, "") if width >= 110 else None,
         ]
     )
-    return [first, _server_details(server, shown), *_workers(server)]
+    named: list[Line] = [] if width >= 110 else [[(f"  {server.model}", "")]]
+    return [first, *named, _server_details(server, shown), *_workers(server)]
 
 
 def _server_details(server: ServerView, shown: Shown) -> Line:
@@ -231,14 +233,20 @@ def _gpu(node: NodeView, gpu: GpuView, curves: Curves, shown: Shown, width: int)
 
 def chosen_requests(view: TopView, shown: Shown) -> list[RequestView]:
     """In the order in which they are shown."""
-    keys = {
-        "age": lambda one: -one.age_seconds,
-        "tokens": lambda one: -one.tokens,
-        "speed": lambda one: -one.tokens_per_second,
-        "owner": lambda one: one.owner,
-    }
     fitting = [one for one in view.requests if _fits(shown, one.owner, one.server, one.state, str(one.number))]
-    return sorted(fitting, key=keys[shown.sort])
+    return sorted(fitting, key=partial(_order, sort=shown.sort))
+
+
+def _order(row: RequestView, sort: str) -> tuple[float, str]:
+    match sort:
+        case "age":
+            return -row.age_seconds, ""
+        case "tokens":
+            return -row.tokens, ""
+        case "speed":
+            return -row.tokens_per_second, ""
+        case _:
+            return 0.0, row.owner
 
 
 def _requests(view: TopView, shown: Shown, room: int) -> list[Line]:
