@@ -25,6 +25,7 @@ from windlass.observe.scrape import Source, Unreachable
 
 TICK_SECONDS = 15.0
 MAX_RECENT = 100
+LEAST_CHART_SECONDS = 600.0
 
 
 class Watch:
@@ -89,9 +90,10 @@ class Watch:
 
     # --- what is known
 
-    def watched(self, seconds: float = 86400.0, points: int = 288) -> Watched:
+    def watched(self, seconds: float = 86400.0, points: int = 240) -> Watched:
         with self._lock:
             now = self._clock()
+            seconds = min(seconds, self._age(now))
             pending = [_row(alert, "pending") for alert in self.evaluation.active.values() if alert.fired_at is None]
             return Watched(
                 now=now,
@@ -101,6 +103,11 @@ class Watch:
                 left_out=self.evaluation.left_out,
                 num_series=self.store.num_series,
             )
+
+    def _age(self, now: float) -> float:
+        """Of the oldest sample; at least ten minutes, so that a young chart is not one point wide."""
+        oldest = min((series.times[0] for _, _, series in self.store.all() if series.times), default=now)
+        return max(now - oldest, LEAST_CHART_SECONDS)
 
     def _chart(self, chart: Chart, now: float, seconds: float, points: int) -> list[ChartRow]:
         step = max(seconds / points, TICK_SECONDS)

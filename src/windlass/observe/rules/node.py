@@ -147,7 +147,8 @@ def _node(objectives: Objectives) -> tuple[Alert, ...]:
         ),
         Alert(
             name="WindlassDiskFilling",
-            expr=f"predict_linear({m.FILESYSTEM_AVAIL}{{{FILESYSTEMS}}}[1h], 14400) < 0 and {left} < 0.2",
+            expr=f"predict_linear({m.FILESYSTEM_AVAIL}{{{FILESYSTEMS}}}[1h], 14400) < 0 and {left} < 0.2 "
+            f"and {m.FILESYSTEM_AVAIL}{{{FILESYSTEMS}}} offset 30m > 0",
             for_seconds=600,
             severity="ticket",
             summary="{{ $labels.instance }} {{ $labels.mountpoint }} will be full within four hours",

@@ -11,7 +11,7 @@ const show = (unit, value) => (SHOW[unit] ?? ((plain) => `${number(plain)} ${uni
 /** Points as an SVG path in a 100 x 100 box, and the largest value. Pure. */
 export function path(points, now, span) {
   const top = Math.max(1e-9, ...points.map(([, value]) => value));
-  const gap = (2.5 * span) / 288;
+  const gap = Math.max(40, (2.5 * span) / 240);
   let before = -Infinity;
   const steps = points.map(([at, value]) => {
     const letter = at - before > gap ? "M" : "L";
