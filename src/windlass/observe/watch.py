@@ -16,7 +16,7 @@ from windlass.observe.alerts.evaluation import Evaluation
 from windlass.observe.alerts.notify import Notifier
 from windlass.observe.alerts.state import ActiveAlert, Change
 from windlass.observe.charts import CHARTS, Chart, kept_in_charts
-from windlass.observe.history.file import HistoryFile
+from windlass.observe.history.file import HistoryFile, WriteFile
 from windlass.observe.history.series import SeriesStore
 from windlass.observe.promql.evaluate import evaluate
 from windlass.observe.rules.all_rules import all_groups
@@ -36,13 +36,15 @@ class Watch:
         objectives: Objectives | None = None,
         groups: Sequence[Group] | None = None,
         file: Path | None = None,
+        write: WriteFile | None = None,
         notifiers: Sequence[Notifier] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`file` and `write`: where the day is kept, and how a file is replaced; None: in memory only."""
         chosen = objectives or Objectives()
         self._sources, self._notifiers, self._clock = list(sources), list(notifiers), clock
         self.evaluation = Evaluation(all_groups(chosen) if groups is None else groups)
-        self._file = None if file is None else HistoryFile(file)
+        self._file = None if file is None or write is None else HistoryFile(file, write)
         self.store = SeriesStore() if self._file is None else self._file.load(clock())
         self._kept = self.evaluation.read_names | kept_in_charts()
         self._bounds = {bound_text(chosen.first_token_seconds), bound_text(chosen.between_tokens_seconds)}

@@ -14,6 +14,7 @@ from waiting import until
 from windlass.core.metrics.exposition import text_of
 from windlass.core.metrics.serving import ENGINE_RESTARTS, ENGINE_UP
 from windlass.errors import BadInput
+from windlass.formats.disk.atomic import write_atomically
 from windlass.observe.alerts import notify
 from windlass.observe.alerts.state import Change, filled, step
 from windlass.observe.rules.rule import Alert
@@ -170,7 +171,12 @@ class Server:
 def test_a_watch_fires_resolves_and_remembers(tmp_path: Path) -> None:
     now = 1_700_000_000.0
     server = Server()
-    watch = Watch([Source(job="windlass-serve", instance="a", read=server.read)], file=tmp_path / "history", clock=lambda: now)
+    watch = Watch(
+        [Source(job="windlass-serve", instance="a", read=server.read)],
+        file=tmp_path / "history",
+        write=write_atomically,
+        clock=lambda: now,
+    )
     said: list[tuple[str, str]] = []
 
     def ticks(number: int) -> None:
@@ -192,7 +198,7 @@ def test_a_watch_fires_resolves_and_remembers(tmp_path: Path) -> None:
     assert [row.name for row in watched.alerts] == ["WindlassEngineRestarted"]
     assert [row.name for row in watched.recent] == ["WindlassServerDown"]
     watch.close()
-    again = Watch([], file=tmp_path / "history", clock=lambda: now)
+    again = Watch([], file=tmp_path / "history", write=write_atomically, clock=lambda: now)
     assert again.store.names("windlass_engine_up")
     again.close()
 

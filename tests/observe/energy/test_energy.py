@@ -11,6 +11,7 @@ import pytest
 from windlass.cli.observe.energy import EnergyOptions, rows, show_energy
 from windlass.core.hardware.energy import grid
 from windlass.errors import BadInput
+from windlass.formats.disk.atomic import write_atomically
 from windlass.observe.energy.reading import report_of
 from windlass.observe.energy.report import counter_growth, train_report, with_carbon
 from windlass.observe.history.file import HistoryFile
@@ -67,7 +68,7 @@ def test_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_from_a_servers_history(tmp_path: Path) -> None:
     path, now = tmp_path / "history", time.time() - 1000
-    file = HistoryFile(path)
+    file = HistoryFile(path, write_atomically)
     store = file.load(now)
     for index in range(1, 20):
         for use, watts in (("requests", 30.0), ("idle", 10.0)):

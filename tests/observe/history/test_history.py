@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.formats.disk.atomic import write_atomically
 from windlass.observe.history.file import MAGIC, HistoryFile, read_history
 from windlass.observe.history.series import COARSE_SECONDS, DAY_SECONDS, FINE_SECONDS, SeriesStore, is_end
 
@@ -49,7 +50,7 @@ def test_a_clock_that_is_set_back_adds_nothing() -> None:
 
 
 def _write(path: Path, rounds: list[list[float | None]], begin: float) -> None:
-    file = HistoryFile(path)
+    file = HistoryFile(path, write_atomically)
     store = file.load(begin)
     for index, values in enumerate(rounds):
         time = begin + 15.0 * (index + 1)
@@ -95,7 +96,7 @@ def test_a_torn_or_foreign_file_is_no_error(tmp_path: Path, cut: int) -> None:
 
 def test_the_file_stays_small(tmp_path: Path) -> None:
     path = tmp_path / "history"
-    file = HistoryFile(path, max_bytes=40_000)
+    file = HistoryFile(path, write_atomically, max_bytes=40_000)
     store = file.load(0.0)
     largest = 0
     for index in range(1, 1200):
@@ -112,7 +113,7 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
 def test_nothing_is_known_of_the_time_between_two_runs(tmp_path: Path) -> None:
     path = tmp_path / "history"
     _write(path, [[1.0, 1.0, 1.0]], 1000.0)
-    file = HistoryFile(path)
+    file = HistoryFile(path, write_atomically)
     store = file.load(5000.0)
     assert all(is_end(series.values[-1]) for _, _, series in store.all())
     store.add("b", LABELS, 5000.0, 1.0)
@@ -124,7 +125,7 @@ def test_nothing_is_known_of_the_time_between_two_runs(tmp_path: Path) -> None:
 
 def test_a_full_disk_loses_history_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    file = HistoryFile(tmp_path / "file" / "history")
+    file = HistoryFile(tmp_path / "file" / "history", write_atomically)
     store = file.load(0.0)
     store.add("a", LABELS, 1.0, math.nan)
     file.append(store, 1.0)

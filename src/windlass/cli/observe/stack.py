@@ -175,9 +175,16 @@ def _supervise(running: Sequence[Running], stop: threading.Event) -> int:
 
 
 def _watch(folder: Path, options: StackOptions, stack: Stack, stop: threading.Event) -> int:
+    from windlass.formats.disk.atomic import write_atomically
     from windlass.observe.watch import Watch
 
-    watch = Watch(_sources(stack, options), objectives=stack.objectives, file=folder / "history", notifiers=_notifiers(options))
+    watch = Watch(
+        _sources(stack, options),
+        objectives=stack.objectives,
+        file=folder / "history",
+        write=write_atomically,
+        notifiers=_notifiers(options),
+    )
     print(f"watching {', '.join(stack.targets.jobs)} without Prometheus; history in {folder / 'history'}", flush=True)
     try:
         _print_changes(watch.tick())

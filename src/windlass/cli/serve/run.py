@@ -173,14 +173,21 @@ class _Run:
     """The running server."""
 
     def __init__(self, settings: ServerSettings, opener: Opener, plan: Plan | None, options: ServeOptions, port: int) -> None:
-        from windlass.cli.serve.watch import add_watch
+        from windlass.cli.serve.watch import WatchOptions, add_watch
         from windlass.formats.disk.atomic import write_atomically
         from windlass.serve.app import make_app, service_of
 
         client = opener(self._progress, self._log_line)
         self._app: Starlette = make_app(client, settings, plan=plan, page=options.page, write_file=write_atomically)
         self._service: Service = service_of(self._app)
-        add_watch(self._service, options, port)
+        how = WatchOptions(
+            instance=f"{options.host}:{port}",
+            history=options.history,
+            webhook=options.alert_webhook,
+            command=options.alert_command,
+            otlp=options.otlp,
+        )
+        add_watch(self._service, how)
         self._settings = settings
         self._failed: Error | None = None
         self._task: asyncio.Task[None] | None = None

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from windlass.core.metrics.exposition import Labels
-from windlass.formats.disk.atomic import write_atomically
 from windlass.observe.history.series import DAY_SECONDS, SeriesStore, is_end
 
 MAGIC = b"windlass history 1\n"
@@ -25,13 +24,14 @@ _HEAD = struct.Struct("<cI")
 _TIME = struct.Struct("<d")
 _VALUE = struct.Struct("<Id")
 Key = tuple[str, Labels]
+WriteFile = Callable[[Path, bytes], None]
 
 
 class HistoryFile:
-    """Failing to write never stops anything: `num_lost` counts."""
+    """Failing to write never stops anything: `num_lost` counts. `write` replaces a file as a whole (formats/disk/atomic.py)."""
 
-    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
-        self._path, self._max_bytes = path, max_bytes
+    def __init__(self, path: Path, write: WriteFile, max_bytes: int = MAX_BYTES) -> None:
+        self._path, self._write_file, self._max_bytes = path, write, max_bytes
         self._numbers: dict[Key, int] = {}
         self._last: dict[int, bytes] = {}
         self._stream: IO[bytes] | None = None
@@ -93,7 +93,7 @@ class HistoryFile:
         content = b"".join([MAGIC, *self._records(store)])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, content)
+            self._write_file(self._path, content)
             os.chmod(self._path, 0o600)  # noqa: PTH101 - names of models and keys
         except Exception:  # noqa: BLE001 - a full disk, a folder that is not ours: the history is then in memory only
             self.num_lost += 1

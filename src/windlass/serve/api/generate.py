@@ -114,7 +114,7 @@ class _Generation:
             timer.cancel()
             disconnect_task.cancel()
             self._service.charge(caller_of(self._scope).key, self._usages())
-            self._service.request_ended(self._flight, self._scope["path"], self._usages(), list(self._ends.values()))
+            self._service.request_ended(self._flight, self._scope.get("path", ""), self._usages(), list(self._ends.values()))
             self._scope[DETAILS] = self._details()
 
     async def _stream(self, events: EventWriter) -> None:

@@ -1,11 +1,11 @@
-"""Energy of requests: the machine's counters, read once a second and when a request ends, divided by `core/attribution.py`."""
+"""Energy of requests: the machine's counters, read once a second and when a request ends, divided by `core/hardware/attribution.py`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from windlass.core.attribution import USES, EnergyLedger
+from windlass.core.hardware.attribution import USES, EnergyLedger
 from windlass.core.metrics import node
 from windlass.serve.monitor.metrics import Metrics
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.core.attribution import EnergyLedger
+from windlass.core.hardware.attribution import EnergyLedger
 
 pytestmark = pytest.mark.pure
 
