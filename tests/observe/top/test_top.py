@@ -75,7 +75,7 @@ def _text(view: TopView = VIEW, shown: Shown | None = None, width: int = 100, he
 def test_everything_is_shown() -> None:
     text = _text()
     for wanted in (
-        "1 alerts", "page WindlassGpuXid: GPU 0: XID 79", "server a:8000", "2 running", "1 waiting", "52", "KV [||||......] 42%",
+        "1 alert  ", "page WindlassGpuXid: GPU 0: XID 79", "server a:8000", "2 running", "1 waiting", "52", "KV [||||......] 42%",
         "first 200 ms, p95 1.5 s",
         "11.54 J/token", "host b  lost", "run t:9100", "step 500 of 1,000", "loss 2.5000", " left", "machine n:9400", "disk 2% left", "GPU 0",
         "650/700 W", "90 C", "XID 79", "gone:9400  does not answer: connection refused", "▁",

@@ -61,10 +61,15 @@ def lines(view: TopView, curves: Curves, shown: Shown, width: int, height: int) 
 
 def _title(view: TopView, shown: Shown) -> Line:
     clock = time.strftime("%H:%M:%S", time.localtime(view.at))
-    counts = f"{len(view.servers)} servers  {len(view.runs)} runs  {len(view.nodes)} machines  {len(view.requests)} requests"
-    firing: Piece = (f"{len(view.alerts)} alerts", "bad") if view.alerts else ("no alerts", "dim")
+    parts = (("server", view.servers), ("run", view.runs), ("machine", view.nodes), ("request", view.requests))
+    counts = "  ".join(_counted(len(found), what) for what, found in parts)
+    firing: Piece = (_counted(len(view.alerts), "alert"), "bad") if view.alerts else ("no alerts", "dim")
     paused: Piece | None = ("PAUSED", "warn") if shown.is_paused else None
     return join([("windlass top", "bold"), (clock, ""), (counts, ""), firing, paused, ("? help", "dim")])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _bottom(shown: Shown) -> Line:
