@@ -15,12 +15,13 @@ from windlass.observe.dashboards.panel import COLUMNS, INSTANCES, board_json
 from windlass.observe.promql.parse import parse
 from windlass.observe.promql.tree import Aggregation, selectors
 from windlass.observe.rules.all_rules import all_groups
+from windlass.observe.rules.plan import PLANNED
 from windlass.observe.rules.rule import Objectives
 
 pytestmark = pytest.mark.pure
 
 RECORDED = {rule.name for group in all_groups() for rule in group.recordings}
-KNOWN = set(SERIES) | RECORDED | set(RENAMED.values()) | {"up", "ALERTS"}
+KNOWN = set(SERIES) | RECORDED | set(PLANNED) | set(RENAMED.values()) | {"up", "ALERTS"}
 QUERIES = {
     **{
         f"{board.title}: {panel.title} {index}": query.expr

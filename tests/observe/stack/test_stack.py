@@ -20,7 +20,7 @@ from windlass.observe.rules.all_rules import all_groups
 pytestmark = [pytest.mark.multi, pytest.mark.skipif(not has_stack(), reason=MISSING)]
 
 NEVER_HERE = re.compile(
-    r"windlass_eval_|windlass_route_|windlass:route_|windlass_key_|windlass_grid_|windlass_model_energy|windlass_energy_joules"
+    r"windlass:planned_|windlass_eval_|windlass_route_|windlass:route_|windlass_key_|windlass_grid_|windlass_model_energy|windlass_energy_joules"
     r"|DCGM_\w+_(?:RATIO|CELSIUS|WATTS|ERROR|REPLAY_TOTAL|REMAP_FAILED|THROUGHPUT_TOTAL)\b"
 )
 """No evaluation, router or keys in the rig, and no counter of energy where the tests run."""

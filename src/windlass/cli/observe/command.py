@@ -23,6 +23,7 @@ TRAIN = typer.Option([], metavar="HOST:PORT", help="A `windlass train run --prom
 NODE = typer.Option([], metavar="HOST:PORT", help="A `windlass observe node` to watch.")
 EVALUATE = typer.Option([], "--eval", metavar="HOST:PORT", help="A `windlass eval --prometheus` to watch.")
 HOSTS = typer.Option(None, metavar="FILE", help="A hostfile, as of `windlass launch`: every host is a node, port 9400.")
+PLAN = typer.Option(None, metavar="plan.json", help="A saved plan: its predictions are shown beside what is measured.")
 KEY = typer.Option(None, metavar="FILE", help="A file with the key that they ask for.")
 WEBHOOK = typer.Option("", metavar="URL", help="Alerts are posted there, in Alertmanager's format.")
 MAIL_TO = typer.Option("", metavar="ADDRESS", help="Alerts by mail, through --smtp.")
@@ -62,6 +63,7 @@ def render(
     node: list[str] = NODE,
     evaluate: list[str] = EVALUATE,
     hosts: Path | None = HOSTS,
+    plan: Path | None = PLAN,
     key: Path | None = KEY,
     webhook: str = WEBHOOK,
     mail_to: str = MAIL_TO,
@@ -81,6 +83,7 @@ def render(
             node=tuple(node),
             evaluate=tuple(evaluate),
             hosts=hosts,
+            plan=plan,
             key=key,
             webhook=webhook,
             mail_to=mail_to,
@@ -100,6 +103,7 @@ def up(
     node: list[str] = NODE,
     evaluate: list[str] = EVALUATE,
     hosts: Path | None = HOSTS,
+    plan: Path | None = PLAN,
     key: Path | None = KEY,
     webhook: str = WEBHOOK,
     mail_to: str = MAIL_TO,
@@ -127,6 +131,7 @@ def up(
             node=tuple(node),
             evaluate=tuple(evaluate),
             hosts=hosts,
+            plan=plan,
             key=key,
             webhook=webhook,
             mail_to=mail_to,

@@ -13,6 +13,7 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput
 
 if TYPE_CHECKING:
+    from windlass.core.plan import Plan
     from windlass.observe.alerts.notify import Notifier
     from windlass.observe.alerts.state import Change
     from windlass.observe.http import TextServer
@@ -39,6 +40,7 @@ class StackOptions(Frozen):
     prometheus: str = "127.0.0.1:9090"
     alertmanager: str = "127.0.0.1:9093"
     own: bool = False
+    plan: Path | None = None
 
 
 def stack_of(options: StackOptions) -> Stack:
@@ -55,7 +57,16 @@ def stack_of(options: StackOptions) -> Stack:
         objectives=objectives,
         prometheus=options.prometheus,
         alertmanager=options.alertmanager,
+        plan=_plan(options.plan),
     )
+
+
+def _plan(file: Path | None) -> Plan | None:
+    if file is None:
+        return None
+    from windlass.open.plan import read_plan
+
+    return read_plan(file)
 
 
 def _targets(options: StackOptions) -> Targets:

@@ -10,6 +10,7 @@ from windlass.core.metrics import training as t
 from windlass.core.metrics.metric import Metric
 from windlass.observe.dashboards.panel import INSTANCES, Board, Panel, Query
 from windlass.observe.rules import node as node_rules
+from windlass.observe.rules import plan as plan_rules
 from windlass.observe.rules import serving as serving_rules
 from windlass.observe.rules import training as training_rules
 
@@ -58,9 +59,14 @@ SERVE = Board(
                 Query(expr=f"sum({_rate(s.GENERATION_TOKENS)})", legend="generated"),
                 Query(expr=f"sum({_rate(s.PROMPT_TOKENS)})", legend="prompt"),
                 Query(expr=f"sum({_rate(s.CACHED_TOKENS)})", legend="of it cached"),
+                Query(expr=plan_rules.TOKENS, legend="planned, generated"),
             ),
         ),
-        Panel(title="Time to first token", queries=_percentiles(s.TIME_TO_FIRST_TOKEN), unit="s"),
+        Panel(
+            title="Time to first token",
+            queries=(*_percentiles(s.TIME_TO_FIRST_TOKEN), Query(expr=plan_rules.FIRST_TOKEN, legend="planned")),
+            unit="s",
+        ),
         Panel(title="Time between tokens", queries=_percentiles(s.INTER_TOKEN_LATENCY), unit="s"),
         Panel(title="Request latency", queries=_percentiles(s.REQUEST_LATENCY), unit="s"),
         Panel(title="Queue time", queries=_percentiles(s.QUEUE_TIME), unit="s"),
@@ -275,7 +281,20 @@ ENERGY = Board(
         _one("Serving: requests, idle, loading", f"sum by (use) ({_rate(n.SERVED_ENERGY)})", "watt", "{{use}}"),
         _one("Power by model", f"sum by (model) ({_rate(n.REQUEST_ENERGY)})", "watt", "{{model}}"),
         _one("GPU power limit", _of(n.GPU_POWER_LIMIT), "watt", "{{instance}} {{gpu}}"),
-        _one("Budget", _of(n.ENERGY_BUDGET), "watt", "{{instance}}"),
+        Panel(
+            title="Budget and plan",
+            queries=(
+                Query(expr=_of(n.ENERGY_BUDGET), legend="{{instance}} budget"),
+                Query(expr=plan_rules.POWER, legend="planned"),
+            ),
+            unit="watt",
+        ),
+        _one(
+            "Dollars per million generated tokens",
+            f"scalar({plan_rules.COST}) / 3600 / sum(rate({s.GENERATION_TOKENS}[1h])) * 1e6",
+            "currencyUSD",
+            help="At the price of the plan (--plan) and the speed of the last hour.",
+        ),
         _one("Grid intensity", _of(n.GRID_INTENSITY), legend="{{region}} g/kWh"),
     ),
 )

@@ -11,6 +11,7 @@ from windlass.observe.render.rules import HEAD, duration, rules_file
 from windlass.observe.render.targets import Receivers, Stack
 from windlass.observe.render.yaml import to_yaml
 from windlass.observe.rules.all_rules import all_groups
+from windlass.observe.rules.plan import plan_group
 
 PROMETHEUS, RULES, ALERTMANAGER = "prometheus.yml", "rules.yml", "alertmanager.yml"
 GRAFANA = "grafana"
@@ -21,7 +22,7 @@ def stack_files(stack: Stack, folder: str) -> dict[str, str]:
     """`folder`: where they will lie, as an absolute path; Grafana wants it."""
     return {
         PROMETHEUS: prometheus_yaml(stack),
-        RULES: rules_file(all_groups(stack.objectives)),
+        RULES: rules_file([*all_groups(stack.objectives), *([plan_group(stack.plan)] if stack.plan is not None else [])]),
         ALERTMANAGER: alertmanager_yaml(stack.receivers),
         f"{GRAFANA}/provisioning/datasources/windlass.yaml": _sources_yaml(stack),
         f"{GRAFANA}/provisioning/dashboards/windlass.yaml": _provider_yaml(folder),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from windlass.core.model import Frozen
+from windlass.core.plan import Plan
 from windlass.observe.rules.rule import Objectives
 
 NODE_PORT = 9400
@@ -45,6 +46,8 @@ class Stack(Frozen):
     targets: Targets
     receivers: Receivers = Receivers()
     objectives: Objectives = Objectives()
+    plan: Plan | None = None
+    """Its predictions are shown beside what is measured."""
     prometheus: str = "127.0.0.1:9090"
     alertmanager: str = "127.0.0.1:9093"
     grafana_port: int = 3000
