@@ -5,6 +5,7 @@ Not on an event loop: `tick` takes some milliseconds of a thread and as long as 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -117,6 +118,8 @@ class Watch:
         for index in range(int(seconds / step), -1, -1):
             at = now - index * step
             for labels, value in evaluate(chart.expression, self.store, at):
+                if not math.isfinite(value):  # nothing divided by nothing
+                    continue
                 rows.setdefault(dict(labels).get(chart.by, ""), []).append((round(at, 1), value))
         return [ChartRow(title=chart.title, unit=chart.unit, label=label, points=found) for label, found in sorted(rows.items())]
 

@@ -8,11 +8,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from waiting import until
 from windlass.core.metrics.exposition import text_of
 from windlass.core.metrics.serving import ENGINE_RESTARTS, ENGINE_UP
+from windlass.core.metrics.watched import Watched
 from windlass.errors import BadInput
 from windlass.formats.disk.atomic import write_atomically
 from windlass.observe.alerts import notify
@@ -201,6 +203,20 @@ def test_a_watch_fires_resolves_and_remembers(tmp_path: Path) -> None:
     again = Watch([], file=tmp_path / "history", write=write_atomically, clock=lambda: now)
     assert again.store.names("windlass_engine_up")
     again.close()
+
+
+def test_what_a_watch_knows_travels_as_json() -> None:
+    """A ratio of nothing to nothing is no point."""
+    now = 1_700_000_000.0
+    server = Server()
+    server.junk = "windlass_time_to_first_token_seconds_count 0\nwindlass_time_to_first_token_seconds_sum 0\nwindlass_num_requests_running 2\n"
+    watch = Watch([Source(job="windlass-serve", instance="a", read=server.read)], clock=lambda: now)
+    for _ in range(4):
+        now += 15
+        watch.tick()
+    watched = watch.watched()
+    assert msgspec.json.decode(msgspec.json.encode(watched), type=Watched) == watched
+    assert [row.title for row in watched.charts] == ["Requests running"]
 
 
 def test_series_that_nobody_reads_are_not_kept() -> None:
