@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+import socket
 import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
-from rig import ALERTMANAGER, MISSING, Rig, has_stack, rig, shortened
+from rig import ALERTMANAGER, MISSING, Rig, free_port, has_stack, rig, shortened
 
-from waiting import HUNG_SECONDS
+from waiting import HUNG_SECONDS, until
+from windlass.machine.memory import process_tree
 from windlass.observe.dashboards.boards import BOARDS
 from windlass.observe.dashboards.panel import INSTANCES
 from windlass.observe.render.files import stack_files
@@ -24,7 +30,6 @@ NEVER_HERE = re.compile(
     r"|DCGM_\w+_(?:RATIO|CELSIUS|WATTS|ERROR|REPLAY_TOTAL|REMAP_FAILED|THROUGHPUT_TOTAL)\b"
 )
 """No evaluation, router or keys in the rig, and no counter of energy where the tests run."""
-FRACTIONS = re.compile(r"rate_interval\S* / |HITS|PREFIX")
 
 
 def test_files_pass_the_checks_of_their_programs(tmp_path: Path) -> None:
@@ -86,3 +91,63 @@ def test_an_alert_travels_to_a_webhook_and_resolves(tmp_path: Path) -> None:
         made.until(lambda: "WindlassWorkerLost" in made.hook.names("firing"), "the alert did not arrive")
         made.server.call(lambda: made.client.lost.clear())
         made.until(lambda: "WindlassWorkerLost" in made.hook.names("resolved"), "it did not resolve")
+
+
+def test_up_starts_the_stack_and_ends_it(tmp_path: Path) -> None:
+    """The command itself: Prometheus scrapes this machine's exporter, and Ctrl-C leaves no process."""
+    prometheus, alertmanager = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    command = [
+        sys.executable,
+        "-m",
+        "windlass",
+        "observe",
+        "up",
+        "--dir",
+        "here",
+        "--prometheus",
+        prometheus,
+        "--alertmanager",
+        alertmanager,
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: _scraped(prometheus), lambda: f"Prometheus did not start: {process.poll()}")
+        children = [pid for pid in process_tree(process.pid) if pid != process.pid]
+        assert len(children) >= 2
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=HUNG_SECONDS)
+    assert process.returncode == 0 and err == "" and f"http://{prometheus}" in out
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def _scraped(prometheus: str) -> bool:
+    try:
+        with urllib.request.urlopen(
+            f"http://{prometheus}/api/v1/query?query=node_memory_MemTotal_bytes", timeout=HUNG_SECONDS
+        ) as response:
+            return bool(json.loads(response.read())["data"]["result"])
+    except OSError:
+        return False
+
+
+def test_a_program_that_ends_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [
+            sys.executable,
+            "-m",
+            "windlass",
+            "observe",
+            "up",
+            "--dir",
+            "here",
+            "--prometheus",
+            address,
+            "--alertmanager",
+            f"127.0.0.1:{free_port()}",
+        ]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG_SECONDS, check=False)
+    assert done.returncode == 2 and "Prometheus ended with status" in done.stderr and done.stderr.count("\n") == 1
