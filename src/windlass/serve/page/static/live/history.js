@@ -53,9 +53,9 @@ export class HistoryPanel {
     this.readAt = -Infinity;
   }
 
-  update() {
+  update(status) {
     const now = Date.now();
-    if (now - this.readAt < EVERY_MS) return;
+    if (!status.has_history || now - this.readAt < EVERY_MS) return;
     this.readAt = now;
     history().then(
       (watched) => this.#draw(watched),
