@@ -79,7 +79,7 @@ def pytest_collection() -> Generator[None, object, object]:
 # --- make quick --------------------------------------------------------------------------------------------------------
 
 SLOW_FILES = frozenset(
-    "cli/eval/test_command cli/eval/test_harness "
+    "cli/eval/test_command cli/eval/test_harness cli/observe/test_observe serve/monitor/test_watching "
     "convert/test_layout formats/hub/test_download formats/hub/test_hub formats/hub/test_local launch/vllm_engine/test_process "
     "serve/clients/test_node serve/load/test_pressure serve/page/test_page serve/page/test_page_markdown serve/api/test_schema "
     "serve/monitor/test_rolling text/tokenize/test_gguf_tokenizer weights/text/test_files".split()

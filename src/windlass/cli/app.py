@@ -11,10 +11,12 @@ from windlass.cli.convert import command as convert
 from windlass.cli.eval import command as eval_command
 from windlass.cli.fleet import launch, worker
 from windlass.cli.models import command as models
+from windlass.cli.observe import command as observe
 from windlass.cli.plan import command as plan
 from windlass.cli.run import command as run_command
 from windlass.cli.serve import command as serve
 from windlass.cli.setup import command as setup
+from windlass.cli.top import command as top
 from windlass.cli.train import command as train
 from windlass.errors import BadInput
 
@@ -48,8 +50,10 @@ app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("worker")(worker.worker)
 app.command("launch")(launch.launch)
+app.command("top")(top.top)
 app.add_typer(eval_command.app, name="eval")
 app.add_typer(models.app, name="models")
+app.add_typer(observe.app, name="observe")
 app.add_typer(setup.app, name="setup")
 app.add_typer(train.app, name="train")
 

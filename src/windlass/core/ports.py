@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from windlass.core.metrics.watched import Watched
 from windlass.core.rule import Rule
 from windlass.core.scheme import Stored
 
@@ -102,3 +103,15 @@ class Weights(Protocol):
     def expert_vectors(self, layer: int, *parts: str) -> Any:
         """Biases [experts, out], or None."""
         ...
+
+
+class Watching(Protocol):
+    """Keeps a day of numbers and evaluates alert rules, in the server's process (`observe/watch.py`)."""
+
+    def tick(self) -> object:
+        """Every few seconds, in a thread."""
+        ...
+
+    def watched(self) -> Watched: ...
+
+    def close(self) -> None: ...

@@ -350,6 +350,8 @@ class Usage(Frozen):
     """Prompt tokens found in the prefix cache."""
     reasoning_tokens: int = 0
     """Of the completion."""
+    energy_joules: float | None = None
+    """Attributed to the request by the server, if it was asked to; with the last of its sequences."""
 
 
 class Timings(Frozen):

@@ -25,6 +25,9 @@ from windlass.serve.routing.routes import ROUTES
 from windlass.serve.service import Service
 from windlass.serve.settings import ServerSettings
 
+WATCH_SECONDS = 15.0
+ENERGY_SECONDS = 1.0
+
 
 def make_app(
     client: Client,
@@ -65,6 +68,7 @@ async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
     tasks = [asyncio.create_task(service.supervisor.run())]
     if isinstance(service.batching, Batching):
         tasks.append(asyncio.create_task(service.batching.runner.run()))
+    tasks += [asyncio.create_task(_watch(service)), asyncio.create_task(_settle_energy(service))]
     try:
         yield
     finally:
@@ -73,6 +77,27 @@ async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await service.client.close()
+        await asyncio.to_thread(_close_watch, service)
+
+
+async def _watch(service: Service) -> None:
+    while service.watch is not None:
+        service.last_metrics = service.metrics.text().decode()
+        await asyncio.to_thread(service.watch.tick)
+        await asyncio.sleep(WATCH_SECONDS)
+
+
+async def _settle_energy(service: Service) -> None:
+    while service.energy.is_counted:
+        service.energy.settle()
+        await asyncio.sleep(ENERGY_SECONDS)
+
+
+def _close_watch(service: Service) -> None:
+    if service.watch is not None:
+        service.watch.close()
+    if service.traces is not None:
+        service.traces.close()
 
 
 async def _http_error_response(request: Request, error: Exception) -> Response:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from windlass import __version__
 from windlass.core.client import Client, Unavailable
+from windlass.core.metrics import serving
+from windlass.core.metrics.metric import Metric
 from windlass.core.plan import Plan
-from windlass.core.request import Info, Stats, Usage
+from windlass.core.ports import Watching
+from windlass.core.request import Delta, Info, Stats, Usage
 from windlass.errors import Error, TooLong
 from windlass.serve.backend.admission import Load, admit
 from windlass.serve.backend.in_flight import CancelReason, InFlightRequest, InFlightRequests
@@ -20,9 +24,11 @@ from windlass.serve.backend.stored_responses import StoredResponses
 from windlass.serve.backend.supervisor import Supervisor
 from windlass.serve.http import errors
 from windlass.serve.http.body_reader import BodyReader
+from windlass.serve.monitor.energy import RequestEnergy
 from windlass.serve.monitor.log import Log, strip_paths
-from windlass.serve.monitor.metrics import Metrics, add_engine_metrics
+from windlass.serve.monitor.metrics import Metrics, Readings, add_engine_metrics
 from windlass.serve.monitor.resources import ResourceMonitor
+from windlass.serve.monitor.traces import RequestSpan, TraceExporter
 from windlass.serve.settings import ServerSettings
 from windlass.wire.schema.errors import ApiError
 from windlass.wire.server.requests import TOO_LONG, RequestLimits, too_long_message
@@ -32,6 +38,8 @@ MAX_OWNER_CHARACTERS = 64
 
 
 def cancelled_error(reason: CancelReason) -> ApiError:
+    if reason == "operator":
+        return errors.cancelled_by_operator()
     return errors.deadline_exceeded() if reason == "deadline" else errors.shutting_down().with_retry_after(1)
 
 
@@ -63,11 +71,26 @@ class Service:
         self.body_reader = BodyReader(
             settings.max_body_bytes, max(settings.max_bodies_bytes, settings.max_body_bytes), settings.head_seconds
         )
+        self.energy = RequestEnergy(self.resources.joules, lambda: self.supervisor.info is None, lambda: len(self.in_flight))
+        self.energy.add_metrics(self.metrics)
+        self.traces: TraceExporter | None = None
+        self.watch: Watching | None = None
+        """Keeps a day of numbers and evaluates alert rules."""
+        self.last_metrics = ""
+        """The text of /metrics as of the last tick of the watch."""
         add_engine_metrics(self.metrics, lambda: self.stats, lambda: self.supervisor.restarts)
-        self.metrics.gauge("requests_in_flight", "Requests in flight (admitted and not finished).", lambda: len(self.in_flight))
-        self.metrics.external_counter("log_lines_lost", "Log lines that could not be written.", lambda: self.log.lost)
+        self.metrics.read(serving.ENGINE_UP, lambda: self.supervisor.is_ready)
+        self.metrics.read(serving.REQUESTS_IN_FLIGHT, lambda: len(self.in_flight))
+        self.metrics.read(serving.LOG_LINES_LOST, lambda: self.log.lost)
+        for metric in serving.FLEET:
+            self.metrics.read_all(metric, partial(self._client_readings, metric))
 
     # --- state
+
+    def _client_readings(self, metric: Metric) -> Readings:
+        """Of a client that has metrics of its own: a fleet's hosts and ranks."""
+        read: Callable[[], Mapping[Metric, Readings]] | None = getattr(self.client, "readings", None)
+        return () if read is None else read().get(metric, ())
 
     @property
     def client(self) -> Client:
@@ -179,6 +202,32 @@ class Service:
             max_running=self.info.max_sequences,
             max_waiting=self.settings.max_waiting,
             mean_seconds=self.in_flight.mean_seconds,
+        )
+
+    def request_ended(self, flight: InFlightRequest, path: str, usages: Sequence[Usage], ends: Sequence[Delta]) -> None:
+        """Its energy, and its span if there is somebody to send it to."""
+        joules = self.energy.end(flight.number, self.model)
+        if self.traces is None:
+            return
+        timings = [end.timings for end in ends if end.timings is not None]
+        seconds = time.perf_counter() - flight.started
+        self.traces.add(
+            RequestSpan(
+                operation="text_completion" if path.endswith("/completions") and "chat" not in path else "chat",
+                model=self.model,
+                began=time.time() - seconds,
+                seconds=seconds,
+                outcome=flight.cancel_reason or (str(ends[0].finish_reason) if ends else "error"),
+                prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+                completion_tokens=sum(usage.completion_tokens for usage in usages),
+                cached_tokens=sum(usage.cached_tokens for usage in usages),
+                reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+                queue_seconds=max((one.queue_seconds for one in timings), default=0.0),
+                prefill_seconds=max((one.prefill_seconds for one in timings), default=0.0),
+                decode_seconds=max((one.decode_seconds for one in timings), default=0.0),
+                first_token_seconds=None if flight.first_token is None else flight.first_token - flight.started,
+                energy_joules=joules,
+            )
         )
 
     # --- shutdown

@@ -46,6 +46,10 @@ class ServerSettings(Frozen):
     """Defaults for requests that leave sampling parameters out."""
     files_folder: str = ""
     """Where files and batches are kept; empty: there are none."""
+    metric_aliases: bool = True
+    """/metrics has vLLM's names too."""
+    usage_energy: bool = False
+    """Responses' usage says how many joules the request took, where there is a counter."""
     log_requests: bool = True
     log_prompts: bool = False
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from windlass.machine.energy import RaplMonitor, counter_delta
 from windlass.machine.memory import process_memory, process_tree
-from windlass.serve.monitor.resources import RaplMonitor, ResourceMonitor, busy_percent, counter_delta, cpu_times
+from windlass.serve.monitor.resources import ResourceMonitor, busy_percent, cpu_times
 
 pytestmark = pytest.mark.pure
 

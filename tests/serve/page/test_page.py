@@ -575,6 +575,36 @@ def test_everything_a_status_says_is_shown(visit: Visit) -> None:
     expect(live.locator(".plan tbody tr")).to_have_text(["layouttp 2<b>fits</b> with room"])
 
 
+WATCHED: dict[str, Any] = {
+    "now": 10_000.0,
+    "alerts": [
+        {"name": "WindlassGpuXid", "severity": "page", "state": "firing", "summary": "GPU 3: XID <b>79</b>", "action": "Reboot.", "since": 9400.0},
+        {"name": "WindlassDiskFull", "severity": "page", "state": "pending", "summary": "/ 2% left", "action": "Free some.", "since": 9990.0},
+    ],
+    "charts": [
+        {"title": "GPU power", "unit": "watts", "label": "0", "points": [[9000.0, 300.0], [9500.0, 600.0], [10_000.0, 450.0]]},
+        {"title": "KV cache", "unit": "ratio", "label": "", "points": [[9000.0, 0.1], [10_000.0, 0.42]]},
+        {"title": "Training loss", "unit": "loss", "label": "", "points": [[10_000.0, 2.0]]},
+    ],
+}  # fmt: skip
+
+
+def test_alerts_and_the_last_day_are_shown(visit: Visit) -> None:
+    body = json.dumps(WATCHED)
+    visit.page.route("**/windlass/history", lambda route: route.fulfill(status=200, body=body, content_type="application/json"))
+    stream(visit.page, {**STATUS, "has_history": True})
+    day = visit.open("#/live").locator("#live .day")
+    expect(day.locator(".under")).to_have_text("1 firing")
+    expect(day.locator(".alert")).to_have_count(2)
+    expect(day.locator(".alert.firing")).to_contain_text("GPU 3: XID <b>79</b>")
+    expect(day.locator(".alert.firing")).to_contain_text("firing for 10 min 0 s, page, WindlassGpuXid")
+    charts = day.locator(".day-chart")
+    expect(charts).to_have_count(2)  # one point is no line
+    expect(charts.first).to_contain_text("450 W")
+    expect(charts.first.locator("svg")).to_have_attribute("aria-label", re.compile("GPU power 0: now 450 W, at most 600 W in"))
+    expect(charts.last).to_contain_text("42 %")
+
+
 STATES = {
     "loading": "Loading the model",
     "restarting": "The engine is restarting",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from waiting import HUNG_SECONDS
 from windlass.errors import BadInput, MissingExtra
 from windlass.train.logging import MetricsLogger, StepMetrics
 from windlass.train.logging.fan_out import balance_cv
-from windlass.train.logging.jsonl import JsonLines, read_samples
+from windlass.train.logging.jsonl import JsonLines, read_lines, read_samples
 from windlass.train.logging.line import LiveLine, metrics_text
 
 pytestmark = pytest.mark.pure
@@ -192,10 +193,48 @@ def test_prometheus() -> None:
     finally:
         watch.close()
     for line in (
-        "training_loss 1.5", "training_learning_rate 0.001", "training_tokens_per_second 2000.0", "training_steps_total 2.0",
-        "expert_balance_cv 1.0", "training_validation_loss 1.75", 'training_events_total{kind="rollback"} 1.0',
+        "windlass_training_loss 1.5", "windlass_training_learning_rate 0.001", "windlass_training_tokens_per_second 2000.0",
+        "windlass_training_steps_total 2.0", "windlass_training_tokens_total 2000.0", "windlass_training_expert_balance_cv 1.0",
+        "windlass_training_validation_loss 1.75", 'windlass_training_events_total{kind="rollback"} 1.0',
     ):  # fmt: skip
         assert line in text.splitlines(), text
+
+
+def test_a_loss_that_is_rolled_back_is_counted_and_checkpoints_have_their_time() -> None:
+    pytest.importorskip("prometheus_client")
+    from windlass.train.logging.prometheus import Prometheus
+
+    sink = Prometheus(0)
+    watch = MetricsLogger([sink], steps=10)
+    try:
+        watch.event("rollback", step=2, to_step=1, why="the loss is nan", loss=float("nan"))
+        watch.event("checkpoint", step=2)
+        text = urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=HUNG_SECONDS).read().decode()
+    finally:
+        watch.close()
+    lines = text.splitlines()
+    assert "windlass_training_loss NaN" in lines and 'windlass_training_events_total{kind="not_finite"} 1.0' in lines
+    assert (
+        'windlass_training_events_total{kind="checkpoint_failed"} 0.0' in lines
+    )  # there from the start: the first one is an increase
+    saved = next(
+        float(line.split()[1]) for line in lines if line.startswith("windlass_training_last_checkpoint_timestamp_seconds ")
+    )
+    assert abs(saved - time.time()) < HUNG_SECONDS
+
+
+def test_energy_of_a_step(tmp_path: Path) -> None:
+    class Counters:
+        source = "nvml"
+
+        def joules(self) -> float:
+            return 1234.5
+
+    watch = MetricsLogger([JsonLines(tmp_path / "log.jsonl")], energy=Counters())  # type: ignore[arg-type]
+    watch.step(1, Report(), tokens=10)
+    watch.close()
+    (line,) = read_lines(tmp_path / "log.jsonl")
+    assert line["energy_joules"] == 1234.5 and line["energy_source"] == "nvml"
 
 
 def test_a_port_that_is_taken_is_one_line() -> None:

@@ -80,6 +80,7 @@ def run(
         None, metavar="IN,OUT|USD/h", help="Dollars per million prompt and answer tokens, or per hour."
     ),
     watts: float | None = typer.Option(None, metavar="W", help="Power of the server, where nothing measures it."),
+    prometheus: int | None = typer.Option(None, metavar="PORT", help="Serve progress to Prometheus on this port."),
     region: str = typer.Option("world", metavar="NAME", help="Whose electricity: a country or a cloud region."),
     api_key: str | None = typer.Option(None, metavar="KEY", envvar="WINDLASS_API_KEY", help="Key of the servers."),
     skip_execution: bool = typer.Option(False, "--skip-execution", help="Keep generated programs, but do not run them."),
@@ -110,6 +111,7 @@ def run(
         budget=budget,
         price=price,
         watts=watts,
+        prometheus=prometheus,
         region=region,
         api_key=api_key,
         skip_execution=skip_execution,

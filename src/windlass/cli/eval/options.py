@@ -24,6 +24,7 @@ class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
     budget: str | None = None
     price: str | None = None
     watts: float | None = None
+    prometheus: int | None = None
     region: str = "world"
     api_key: str | None = None
     skip_execution: bool = False

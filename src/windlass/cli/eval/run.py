@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.cli.eval.metrics import exported
 from windlass.cli.eval.models import MemoryCheck, OpenModel, check_names, is_server, opened, unique_label
 from windlass.cli.eval.options import EvalOptions, check_options, launch_of, with_launch
 from windlass.cli.eval.progress import showing
@@ -166,8 +167,8 @@ async def _one(
     journal = DiskJournal(place / JOURNAL, settings.fingerprint())
     try:
         _announce(label, prepared, settings, journal, place, model, how, options)
-        with showing(label, not options.as_json) as bar:
-            runner = Runner(model.client, prepared, settings, journal, how, sandbox, bar)
+        with showing(label, not options.as_json) as bar, exported(bar, options.prometheus) as watcher:
+            runner = Runner(model.client, prepared, settings, journal, how, sandbox, watcher)
             records = await runner.run()
         if runner.is_stopped_by_budget:
             _remark(f"{label}: the budget is spent; --resume with another --budget goes on", options)

@@ -53,6 +53,14 @@ def serve(
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No access log."),
     page: bool = typer.Option(True, "--page/--no-page", help="The web page at /."),
     files: Path | None = typer.Option(None, metavar="DIR", help="Folder for files and batches (/v1/files, /v1/batches)."),
+    history: bool = typer.Option(True, "--history/--no-history", help="Keep a day of numbers and evaluate alert rules."),
+    alert_webhook: str = typer.Option("", metavar="URL", help="Post alerts there, in Alertmanager's format."),
+    alert_command: str = typer.Option("", metavar="COMMAND", help="Give alerts to this command on standard input, such as mail."),
+    metric_aliases: bool = typer.Option(True, "--metric-aliases/--no-metric-aliases", help="vLLM's names in /metrics too."),
+    usage_energy: bool = typer.Option(False, "--usage-energy", help="Joules of the request in every response's usage."),
+    otlp: str = typer.Option(
+        "", metavar="URL", help="Send a span for every request to this OpenTelemetry collector (OTLP over HTTP)."
+    ),
     tls_cert: str = typer.Option("", metavar="FILE", help="A certificate (PEM): serve over HTTPS."),
     tls_key: str = typer.Option("", metavar="FILE", help="The certificate's private key (PEM)."),
 ) -> int:
@@ -82,6 +90,12 @@ def serve(
         quiet=quiet,
         page=page,
         files=files,
+        history=history,
+        alert_webhook=alert_webhook,
+        alert_command=alert_command,
+        metric_aliases=metric_aliases,
+        usage_energy=usage_energy,
+        otlp=otlp,
         tls_cert=tls_cert,
         tls_key=tls_key,
     )

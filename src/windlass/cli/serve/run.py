@@ -56,6 +56,12 @@ class ServeOptions(Frozen):
     tls_cert: str = ""
     tls_key: str = ""
     files: Path | None = None
+    history: bool = True
+    alert_webhook: str = ""
+    alert_command: str = ""
+    metric_aliases: bool = True
+    usage_energy: bool = False
+    otlp: str = ""
 
 
 def start(options: ServeOptions) -> int:
@@ -72,7 +78,7 @@ def start(options: ServeOptions) -> int:
         path = model_files(options.model, shown=True)
         settings = msgspec.structs.replace(settings, sampling=_sampling(path))
         opener, plan = _local(options, path) if options.engine == "windlass" else _vllm(options, path)
-        return _Run(settings, opener, plan, options.page).serve(listening)
+        return _Run(settings, opener, plan, options, listening.getsockname()[1]).serve(listening)
 
 
 def _check(options: ServeOptions) -> None:
@@ -105,6 +111,8 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         cors_origins=options.cors,
         log_requests=not options.quiet,
         log_prompts=options.log_prompts,
+        metric_aliases=options.metric_aliases,
+        usage_energy=options.usage_energy,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
         files_folder="" if options.files is None else str(_folder(options.files)),
@@ -166,13 +174,22 @@ def _vllm(options: ServeOptions, path: Path) -> tuple[Opener, Plan]:
 class _Run:
     """The running server."""
 
-    def __init__(self, settings: ServerSettings, opener: Opener, plan: Plan | None, page: bool) -> None:
+    def __init__(self, settings: ServerSettings, opener: Opener, plan: Plan | None, options: ServeOptions, port: int) -> None:
+        from windlass.cli.serve.watch import WatchOptions, add_watch
         from windlass.formats.disk.atomic import write_atomically
         from windlass.serve.app import make_app, service_of
 
         client = opener(self._progress, self._log_line)
-        self._app: Starlette = make_app(client, settings, plan=plan, page=page, write_file=write_atomically)
+        self._app: Starlette = make_app(client, settings, plan=plan, page=options.page, write_file=write_atomically)
         self._service: Service = service_of(self._app)
+        how = WatchOptions(
+            instance=f"{options.host}:{port}",
+            history=options.history,
+            webhook=options.alert_webhook,
+            command=options.alert_command,
+            otlp=options.otlp,
+        )
+        add_watch(self._service, how)
         self._settings = settings
         self._failed: Error | None = None
         self._task: asyncio.Task[None] | None = None

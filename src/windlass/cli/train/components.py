@@ -143,6 +143,7 @@ def intervals(run: TrainingRun) -> Intervals:
 
 
 def open_logger(run: TrainingRun, trainer: Trainer, rank: int) -> MetricsLogger:
+    from windlass.machine.energy import EnergyCounters
     from windlass.train.logging import MetricsLogger
 
     return MetricsLogger(
@@ -150,6 +151,7 @@ def open_logger(run: TrainingRun, trainer: Trainer, rank: int) -> MetricsLogger:
         steps=trainer.settings.num_steps,
         flops_per_token=trainer.flops_per_token,
         peak_flops=_peak_flops(run.recipe),
+        energy=EnergyCounters() if rank == 0 else None,
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from windlass.core.metrics.metric import Metric
 from windlass.engine.client.client import EngineClient
 from windlass.fleet.root.describe import NodeStatus
+from windlass.fleet.root.metrics import Readings, readings
 from windlass.fleet.root.root import Fleet
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ class FleetClient(EngineClient):
     def nodes(self) -> tuple[NodeStatus, ...]:
         """The machines and their current state."""
         return self.fleet.nodes
+
+    def readings(self) -> dict[Metric, Readings]:
+        """For /metrics."""
+        return readings(self.nodes, self.fleet.last_heartbeats, self.fleet.rank_machines)
 
     async def close(self) -> None:
         await super().close()

@@ -92,6 +92,11 @@ class Fleet:
         epoch = self._epoch
         return () if epoch is None else tuple(epoch.members[node].name for node in epoch.plan.nodes)
 
+    @property
+    def last_heartbeats(self) -> dict[int, RankHeartbeat]:
+        """Of every rank of the current epoch that has sent one; half a second old."""
+        return {} if self._epoch is None else self._epoch.heartbeats
+
     def local_node(self, num_ranks: int) -> Node:
         """This machine, as it was measured."""
         return self._connections.members[ROOT].node(num_ranks)

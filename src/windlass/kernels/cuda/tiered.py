@@ -110,8 +110,8 @@ class TieredTiles:
         assert routes.item_rows.shape[1] == 8 and routes.item_expert.shape[0] <= MAX_ITEMS
         run(
             (1,), 1024, routes.num_items, routes.item_expert, routes.item_rows, routes.item_places, routes.weights, x, self.table,
-            self.uses, self.totals, self.state, base, base + ITEMS_AT, base + ROWS_AT, rows, hidden, routes.num_active, routes.num_active + routes.num_shared,
-            self.slots.staging, self.layer, int(self.share_blocks > 0),
+            self.uses, self.totals, self.state, base, base + ITEMS_AT, base + ROWS_AT, rows, hidden, routes.num_active,
+            routes.num_active + routes.num_shared, self.slots.staging, self.layer, int(self.share_blocks > 0),
         )  # fmt: skip
 
     def fetch(self) -> None:

@@ -89,7 +89,8 @@ def _card(service: Service) -> ModelCard:
 
 
 async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_response(send, 200, service.metrics.text(), METRICS_TYPE)
+    aliased = service.model if service.settings.metric_aliases else None
+    await send_response(send, 200, service.metrics.text(aliased), METRICS_TYPE)
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------

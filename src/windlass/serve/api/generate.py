@@ -114,6 +114,7 @@ class _Generation:
             timer.cancel()
             disconnect_task.cancel()
             self._service.charge(caller_of(self._scope).key, self._usages())
+            self._service.request_ended(self._flight, self._scope.get("path", ""), self._usages(), list(self._ends.values()))
             self._scope[DETAILS] = self._details()
 
     async def _stream(self, events: EventWriter) -> None:
@@ -175,9 +176,9 @@ class _Generation:
     def _observe(self, batch: Batch) -> int:
         """How many sequences finished in this batch."""
         ended = 0
-        for index, delta in batch:
+        for place, (index, delta) in enumerate(batch):
             self._timers[index].observe(delta)
-            self._num_tokens[index] += len(delta.token_ids)
+            self._count(index, delta)
             if delta.usage is not None:
                 self._so_far[index] = delta.usage
             if delta.tool_calls:
@@ -185,7 +186,32 @@ class _Generation:
             if delta.finish_reason is not None:
                 self._ends[index] = delta
                 ended += 1
+                if self._service.settings.usage_energy and len(self._ends) == len(self._job.requests):
+                    batch[place] = (index, self._with_energy(delta))
         return ended
+
+    def _with_energy(self, delta: Delta) -> Delta:
+        """The request's energy in the usage of the sequence that ends last."""
+        joules = self._service.energy.used(self._flight.number)
+        if joules is None or delta.usage is None:
+            return delta
+        return msgspec.structs.replace(delta, usage=msgspec.structs.replace(delta.usage, energy_joules=joules))
+
+    def _count(self, index: int, delta: Delta) -> None:
+        """Tokens so far, for the list of requests and for their energy; a prompt counts with the first token."""
+        number, flight = len(delta.token_ids), self._flight
+        if not number:
+            return
+        computed = number
+        if not self._num_tokens[index]:
+            usage = delta.usage or self._so_far.get(index)
+            if usage is not None:
+                flight.prompt_tokens += usage.prompt_tokens
+                computed += usage.prompt_tokens - usage.cached_tokens
+            flight.first_token = flight.first_token or time.perf_counter()
+        self._service.energy.add(flight.number, computed)
+        self._num_tokens[index] += number
+        flight.num_tokens += number
 
     async def _fail(self, refusal: ApiError) -> None:
         """Before the first byte: an error response. In a stream: an error event. In a complete response: the connection is closed."""

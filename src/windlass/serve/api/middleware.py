@@ -46,7 +46,9 @@ class AccessMiddleware:
         self._errors = {route.path: route.error_body for route in routes}
         self._prefixes = tuple(route.path.partition("{")[0] for route in routes if "{" in route.path)
         self._public = frozenset(route.path for route in routes if route.is_public)
-        self._admin = frozenset(route.path for route in routes if route.is_admin)
+        admin = [route.path for route in routes if route.is_admin]
+        self._admin = frozenset(path for path in admin if "{" not in path)
+        self._admin_prefixes = tuple(path.partition("{")[0] for path in admin if "{" in path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -97,7 +99,7 @@ class AccessMiddleware:
         key = self._service.keys[number - 1] if number else None
         if key is not None and key.is_expired(datetime.now(UTC)):
             raise errors.key_expired()
-        if key is not None and key.role != "admin" and path in self._admin:
+        if key is not None and key.role != "admin" and (path in self._admin or path.startswith(self._admin_prefixes)):
             raise errors.needs_admin()
 
     def _headers(self, scope: Scope) -> list[Header]:

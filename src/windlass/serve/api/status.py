@@ -75,6 +75,8 @@ class Status(Frozen):
     machine: ResourceUsage
     plan: PlanSummary | None
     workers: tuple[WorkerStatus, ...]
+    has_history: bool = False
+    """Whether /windlass/history has alerts and the last day."""
 
 
 def status(service: Service) -> Status:
@@ -95,6 +97,7 @@ def status(service: Service) -> Status:
         machine=service.resources.now(),
         plan=plan_summary(service.plan) if service.plan else engine_summary(info) if info else None,
         workers=_workers(service),
+        has_history=service.watch is not None,
     )
 
 

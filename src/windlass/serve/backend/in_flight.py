@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -11,8 +12,8 @@ from typing import Literal
 
 from windlass.serve.backend.admission import DEFAULT_SECONDS
 
-CancelReason = Literal["", "disconnected", "deadline", "shutdown"]
-"""Not cancelled; the client disconnected; the deadline passed; the server shuts down."""
+CancelReason = Literal["", "disconnected", "deadline", "shutdown", "operator"]
+"""Not cancelled; the client disconnected; the deadline passed; the server shuts down; the operator cancelled it (`windlass top`)."""
 NEW_SHARE = 0.1
 """Weight of the newest value in the running mean, once there are ten."""
 
@@ -20,10 +21,24 @@ NEW_SHARE = 0.1
 class InFlightRequest:
     """Belongs to the task that creates it."""
 
-    __slots__ = ("_task", "cancel_reason", "num_sequences", "started")
+    __slots__ = (
+        "_task",
+        "cancel_reason",
+        "first_token",
+        "num_sequences",
+        "num_tokens",
+        "number",
+        "prompt_tokens",
+        "share",
+        "started",
+    )
 
-    def __init__(self, num_sequences: int) -> None:
-        self.num_sequences = num_sequences
+    def __init__(self, num_sequences: int, number: int = 0, share: str = "") -> None:
+        self.num_sequences, self.number, self.share = num_sequences, number, share
+        self.prompt_tokens = self.num_tokens = 0
+        """So far, over its sequences."""
+        self.first_token: float | None = None
+        """When it came (perf_counter)."""
         self.started = time.perf_counter()
         self.cancel_reason: CancelReason = ""
         self._task = asyncio.current_task()
@@ -41,7 +56,8 @@ class InFlightRequest:
 
 class InFlightRequests:
     def __init__(self) -> None:
-        self._open: set[InFlightRequest] = set()
+        self._open: dict[int, InFlightRequest] = {}
+        self._numbers = itertools.count(1)
         self.num_sequences = 0
         self.by_share: Counter[str] = Counter()
         """Sequences in flight of each key or address; only of those that have any."""
@@ -55,15 +71,15 @@ class InFlightRequests:
 
     @contextmanager
     def track(self, num_sequences: int, share: str = "", is_timed: bool = True) -> Generator[InFlightRequest]:
-        flight = InFlightRequest(num_sequences)
-        self._open.add(flight)
+        flight = InFlightRequest(num_sequences, next(self._numbers), share)
+        self._open[flight.number] = flight
         self.num_sequences += num_sequences
         self.by_share[share] += num_sequences
         self._idle.clear()
         try:
             yield flight
         finally:
-            self._open.discard(flight)
+            del self._open[flight.number]
             self.num_sequences -= num_sequences
             self.by_share[share] -= num_sequences
             if not self.by_share[share]:
@@ -75,8 +91,20 @@ class InFlightRequests:
             if not self._open:
                 self._idle.set()
 
+    @property
+    def requests(self) -> list[InFlightRequest]:
+        """Oldest first."""
+        return list(self._open.values())
+
+    def cancel(self, number: int, reason: CancelReason) -> bool:
+        """Whether there was such a request."""
+        flight = self._open.get(number)
+        if flight is not None:
+            flight.cancel(reason)
+        return flight is not None
+
     def cancel_all(self, reason: CancelReason) -> None:
-        for flight in list(self._open):
+        for flight in list(self._open.values()):
             flight.cancel(reason)
 
     async def wait_idle(self, seconds: float) -> bool:

@@ -47,6 +47,10 @@ def engine_unavailable() -> ApiError:
     )
 
 
+def cancelled_by_operator() -> ApiError:
+    return ApiError("the server's operator cancelled this request", code="cancelled", status=409)
+
+
 def generation_failed() -> ApiError:
     return ApiError(
         "generation failed for this request, and retrying it will probably fail again; other requests are not affected",

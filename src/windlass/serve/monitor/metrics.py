@@ -1,4 +1,4 @@
-"""Prometheus metrics, named like those of other servers (docs/guides/serve.md), and rolling values of the last minute for the page.
+"""The server's Prometheus metrics, as `core/metrics/serving.py` names them, and rolling values of the last minute for the page.
 
 Uses its own registry, so that a program that embeds the server keeps the default one.
 """
@@ -7,81 +7,82 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Count
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from windlass.core.metrics import serving
+from windlass.core.metrics.metric import Metric
 from windlass.core.request import Delta, Stats
+from windlass.core.tiers.stats import TierStats
+from windlass.serve.monitor.aliases import AliasedRegistry
 from windlass.serve.monitor.rolling import RollingRate, RollingValues
 
-FIRST_TOKEN_BUCKETS = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
-TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5)
-REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960)
-NAME = "windlass"
+Readings = Iterable[tuple[Mapping[str, str], float]]
+"""(labels, value) of every series."""
+NO_TIERS = TierStats()
 
 
 class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.first_token = _histogram(
-            registry, "time_to_first_token_seconds", "Time to first token, from arrival.", FIRST_TOKEN_BUCKETS
-        )
-        self.inter_token = _histogram(
-            registry, "inter_token_latency_seconds", "Time between output tokens of a sequence.", TOKEN_BUCKETS
-        )
-        self.queue_time = _histogram(
-            registry, "request_queue_time_seconds", "Time in the queue, before the first step.", REQUEST_BUCKETS
-        )
-        self.request_latency = _histogram(
-            registry, "e2e_request_latency_seconds", "Time from arrival to the last token.", REQUEST_BUCKETS
-        )
-        self.prompt_tokens = Counter("prompt_tokens", "Prompt tokens processed.", namespace=NAME, registry=registry)
-        self.cached_tokens = Counter(
-            "prompt_tokens_cached", "Prompt tokens served from the prefix cache.", namespace=NAME, registry=registry
-        )
-        self.completion_tokens = Counter("generation_tokens", "Generated tokens.", namespace=NAME, registry=registry)
-        self.requests = Counter("requests", "Finished requests by outcome.", ["outcome"], namespace=NAME, registry=registry)
-        self.http = Counter(
-            "http_requests", "HTTP requests by route and status.", ["route", "status"], namespace=NAME, registry=registry
-        )
-        self.key_tokens = Counter(
-            "key_tokens", "Tokens by API key and kind (prompt, completion).", ["key", "kind"], namespace=NAME, registry=registry
-        )
-        self.key_requests = Counter("key_requests", "Requests by API key.", ["key"], namespace=NAME, registry=registry)
+        self.first_token = _histogram(registry, serving.TIME_TO_FIRST_TOKEN)
+        self.inter_token = _histogram(registry, serving.INTER_TOKEN_LATENCY)
+        self.queue_time = _histogram(registry, serving.QUEUE_TIME)
+        self.request_latency = _histogram(registry, serving.REQUEST_LATENCY)
+        self.prompt_tokens = _counter(registry, serving.PROMPT_TOKENS)
+        self.cached_tokens = _counter(registry, serving.CACHED_TOKENS)
+        self.completion_tokens = _counter(registry, serving.GENERATION_TOKENS)
+        self.requests = _counter(registry, serving.REQUESTS)
+        self.http = _counter(registry, serving.HTTP_REQUESTS)
+        self.key_tokens = _counter(registry, serving.KEY_TOKENS)
+        self.key_requests = _counter(registry, serving.KEY_REQUESTS)
         self.recent_first_token, self.recent_inter_token = RollingValues(), RollingValues()
         self.token_rate, self.prompt_rate = RollingRate(), RollingRate()
         self.outcomes: Count[str] = Count()
         self.total_prompt_tokens = self.total_completion_tokens = 0
 
-    def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Read on every scrape."""
-        Gauge(name, help, namespace=NAME, registry=self.registry).set_function(read)
+    def read(self, metric: Metric, read: Callable[[], float]) -> None:
+        """Kept elsewhere and read on every scrape. A counter resets when its source does, which Prometheus handles."""
+        self.read_all(metric, lambda: (({}, read()),))
 
-    def external_counter(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """A counter kept elsewhere; it resets when its source does, which Prometheus handles."""
-        self.registry.register(_ExternalCounter(name, help, read))
+    def read_all(self, metric: Metric, read: Callable[[], Readings]) -> None:
+        """The same, with labels."""
+        self.registry.register(_ReadOnScrape(metric, read))
 
     def count_outcome(self, outcome: str) -> None:
         self.requests.labels(outcome).inc()
         self.outcomes[outcome] += 1
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+    def text(self, alias_model: str | None = None) -> bytes:
+        """`alias_model`: the names that vLLM's dashboards ask for are there too, of a model of this name."""
+        text = generate_latest(self.registry)
+        return text if alias_model is None else text + generate_latest(AliasedRegistry(self.registry, alias_model))
 
 
-class _ExternalCounter(Collector):
-    def __init__(self, name: str, help: str, read: Callable[[], float]) -> None:
-        self._name, self._help, self._read = f"{NAME}_{name}", help, read
+class _ReadOnScrape(Collector):
+    def __init__(self, metric: Metric, read: Callable[[], Readings]) -> None:
+        self._metric, self._read = metric, read
 
-    def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(self._name, self._help, value=self._read())
+    def collect(self) -> Iterator[Family]:
+        metric = self._metric
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = kind(metric.family, metric.help, labels=metric.labels)
+        for labels, value in self._read():
+            family.add_metric([labels[name] for name in metric.labels], value)
+        yield family
 
 
-def _histogram(registry: CollectorRegistry, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-    return Histogram(name, help, namespace=NAME, registry=registry, buckets=buckets)
+def _histogram(registry: CollectorRegistry, metric: Metric) -> Histogram:
+    return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
+
+
+def _counter(registry: CollectorRegistry, metric: Metric) -> Counter:
+    return Counter(metric.family, metric.help, metric.labels, registry=registry)
 
 
 class SequenceTimer:
@@ -127,17 +128,25 @@ class SequenceTimer:
 
 def add_engine_metrics(metrics: Metrics, stats: Callable[[], Stats], restarts: Callable[[], int]) -> None:
     """From the engine's last report, which is at most a second or a step old."""
-    metrics.gauge("num_requests_running", "Sequences running in the engine.", lambda: stats().running)
-    metrics.gauge("num_requests_waiting", "Sequences waiting in the engine's queue.", lambda: stats().waiting)
-    metrics.gauge("kv_cache_usage_ratio", "Fraction of KV cache blocks in use.", lambda: kv_cache_usage(stats()))
-    metrics.gauge("kv_cache_blocks", "Total KV cache blocks.", lambda: stats().num_blocks)
-    metrics.external_counter("num_preemptions", "Sequences preempted for lack of KV cache blocks.", lambda: stats().preemptions)
-    metrics.external_counter(
-        "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda: stats().prefix_query_tokens
-    )
-    metrics.external_counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda: stats().prefix_hit_tokens)
-    metrics.external_counter("engine_steps", "Engine steps.", lambda: stats().steps)
-    metrics.external_counter("engine_restarts", "Engine restarts.", restarts)
+    metrics.read(serving.RUNNING, lambda: stats().running)
+    metrics.read(serving.WAITING, lambda: stats().waiting)
+    metrics.read(serving.KV_USAGE, lambda: kv_cache_usage(stats()))
+    metrics.read(serving.KV_BLOCKS, lambda: stats().num_blocks)
+    metrics.read(serving.PREEMPTIONS, lambda: stats().preemptions)
+    metrics.read(serving.PREFIX_QUERIES, lambda: stats().prefix_query_tokens)
+    metrics.read(serving.PREFIX_HITS, lambda: stats().prefix_hit_tokens)
+    metrics.read(serving.ENGINE_STEPS, lambda: stats().steps)
+    metrics.read(serving.ENGINE_RESTARTS, restarts)
+    metrics.read_all(serving.OFFLOAD_BYTES, lambda: _tier_bytes(stats().tiers))
+    metrics.read(serving.OFFLOAD_READ_BYTES, lambda: (stats().tiers or NO_TIERS).read_bytes)
+    metrics.read(serving.OFFLOAD_READ_SECONDS, lambda: (stats().tiers or NO_TIERS).read_seconds)
+    metrics.read(serving.OFFLOAD_EXPERT_HITS, lambda: (stats().tiers or NO_TIERS).expert_hits)
+    metrics.read(serving.OFFLOAD_EXPERT_MISSES, lambda: (stats().tiers or NO_TIERS).expert_misses)
+
+
+def _tier_bytes(tiers: TierStats | None) -> Readings:
+    found = tiers or NO_TIERS
+    return [({"tier": "device"}, found.device_bytes), ({"tier": "host"}, found.host_bytes), ({"tier": "disk"}, found.disk_bytes)]
 
 
 def kv_cache_usage(stats: Stats) -> float:

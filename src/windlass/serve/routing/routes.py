@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from windlass.serve.api import endpoints
+from windlass.core.metrics.watched import Watched
+from windlass.serve.api import endpoints, operator
 from windlass.serve.api.adapters import chat_job, completion_job
 from windlass.serve.api.generate import GenerateEndpoint
 from windlass.serve.api.route import ApiRoute
@@ -169,4 +170,35 @@ OPENAI_ROUTES: tuple[ApiRoute, ...] = (
     ),
 )
 
-ROUTES: tuple[ApiRoute, ...] = (*OPENAI_ROUTES, *OTHER_ROUTES, *BATCH_ROUTES)
+OPERATOR_ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute(
+        path="/windlass/requests",
+        method="GET",
+        operation_id="requests",
+        is_admin=True,
+        summary="Requests in flight: age, tokens, speed.",
+        endpoint=_endpoint(operator.requests),
+        response=operator.RequestRows,
+    ),
+    ApiRoute(
+        path="/windlass/requests/{number}",
+        method="DELETE",
+        operation_id="cancel_request",
+        is_admin=True,
+        summary="Cancel a request in flight.",
+        endpoint=_endpoint(operator.cancel),
+        response=operator.Cancelled,
+        parameters=({"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 1}},),
+    ),
+    ApiRoute(
+        path="/windlass/history",
+        method="GET",
+        operation_id="history",
+        is_admin=True,
+        summary="Alerts, and charts of the last day.",
+        endpoint=_endpoint(operator.history),
+        response=Watched,
+    ),
+)
+
+ROUTES: tuple[ApiRoute, ...] = (*OPENAI_ROUTES, *OPERATOR_ROUTES, *OTHER_ROUTES, *BATCH_ROUTES)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from windlass.machine.energy import EnergyCounters
 from windlass.train.progress import StepReport
 
 
@@ -32,6 +33,9 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     """Duration of the step."""
     seconds_left: float | None = None
+    energy_joules: float | None = None
+    """Of this machine, since the process began, by its counters; None without any."""
+    energy_source: str = ""
     parts: dict[str, float] = {}
     """Auxiliary losses: mtp, balance, router_z."""
     time: float = 0.0
@@ -50,9 +54,17 @@ class MetricsLogger:
     """Has sinks on rank 0 only."""
 
     def __init__(
-        self, sinks: Sequence[Sink] = (), *, steps: int = 0, flops_per_token: float = 0.0, peak_flops: float = 0.0
+        self,
+        sinks: Sequence[Sink] = (),
+        *,
+        steps: int = 0,
+        flops_per_token: float = 0.0,
+        peak_flops: float = 0.0,
+        energy: EnergyCounters | None = None,
     ) -> None:
         """`peak_flops`: of all devices, per second; 0: unknown, no MFU."""
+        self._energy = energy
+        self._energy_source = "" if energy is None else energy.source
         self._sinks, self._steps = list(sinks), steps
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
         self._validation: float | None = None
@@ -75,6 +87,8 @@ class MetricsLogger:
             expert_balance_cv=balance_cv(getattr(report, "expert_load", None)),
             seconds=report.seconds,
             seconds_left=max(self._steps - step, 0) * self._smoothed_seconds if self._steps else None,
+            energy_joules=None if self._energy is None else self._energy.joules(),
+            energy_source=self._energy_source,
             parts=dict(getattr(report, "parts", None) or {}),
             time=time.time(),
         )

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
+from windlass.core.metrics import training
 from windlass.errors import BadInput, MissingExtra
 from windlass.train.logging.fan_out import StepMetrics
 
-GAUGES = (
-    ("training_loss", "Loss of the last step.", "loss"),
-    ("training_learning_rate", "Learning rate of the last step.", "learning_rate"),
-    ("training_tokens_per_second", "Tokens a second in the last step, over all ranks.", "tokens_per_second"),
-    ("training_gradient_norm", "Norm of the gradient before clipping.", "grad_norm"),
-    ("training_validation_loss", "The last loss on held-out data.", "validation_loss"),
-    ("training_mfu", "Model FLOPs utilisation, 0 to 1.", "mfu"),
-    ("expert_balance_cv", "Standard deviation over mean of the tokens an expert gets; 0 is even.", "expert_balance_cv"),
-)
+GAUGES = {
+    "loss": training.LOSS,
+    "learning_rate": training.LEARNING_RATE,
+    "tokens_per_second": training.TOKEN_RATE,
+    "grad_norm": training.GRADIENT_NORM,
+    "validation_loss": training.VALIDATION_LOSS,
+    "mfu": training.MFU,
+    "expert_balance_cv": training.EXPERT_BALANCE,
+    "step": training.STEP,
+    "steps": training.PLANNED_STEPS,
+    "seconds": training.STEP_SECONDS,
+    "seconds_left": training.SECONDS_LEFT,
+}
+"""By field of StepMetrics."""
+NOT_FINITE = "not_finite"
+"""A rollback because of a NaN or an infinity: its loss may stand for less time than a scrape takes."""
 COUNTED = ("rollback", "checkpoint", "checkpoint_failed")
 
 
@@ -28,10 +38,19 @@ class Prometheus:
         except ImportError:
             raise MissingExtra("prometheus-client", "train", "serving numbers to Prometheus") from None
         registry = client.CollectorRegistry()
-        self._gauges = {field: client.Gauge(name, text, registry=registry) for name, text, field in GAUGES}
-        self._steps = client.Counter("training_steps", "Steps done by this process.", registry=registry)
-        self._tokens = client.Gauge("training_tokens", "Tokens since the run began.", registry=registry)
-        self._events = client.Counter("training_events", "Rollbacks and checkpoints.", ["kind"], registry=registry)
+        self._gauges = {field: client.Gauge(made.name, made.help, registry=registry) for field, made in GAUGES.items()}
+        self._steps, self._tokens, self._events = (
+            client.Counter(made.family, made.help, made.labels, registry=registry)
+            for made in (training.STEPS, training.TOKENS, training.EVENTS)
+        )
+        self._saved, self._interval = (
+            client.Gauge(made.name, made.help, registry=registry)
+            for made in (training.LAST_CHECKPOINT, training.CHECKPOINT_INTERVAL)
+        )
+        for kind in (*COUNTED, NOT_FINITE):
+            self._events.labels(kind=kind)  # at 0 from the start: the first one is an increase
+        self._saved_at, self._num_tokens, self._longest = time.time(), 0, 0.0
+        self._saved.set(self._saved_at)
         try:
             self._server, self._thread = client.start_http_server(port, addr=host, registry=registry)
         except (OSError, OverflowError) as error:
@@ -44,13 +63,26 @@ class Prometheus:
             if value is not None:
                 gauge.set(value)
         self._steps.inc()
-        self._tokens.set(sample.tokens)
+        self._tokens.inc(max(sample.tokens - self._num_tokens, 0))  # a rollback trains on some again
+        self._num_tokens = max(self._num_tokens, sample.tokens)
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         if kind == "validation":
             self._gauges["validation_loss"].set(values["loss"])
         elif kind in COUNTED:
             self._events.labels(kind=kind).inc()
+            self._loss_or_checkpoint(kind, values)
+
+    def _loss_or_checkpoint(self, kind: str, values: Mapping[str, Any]) -> None:
+        if kind == "checkpoint":
+            before, self._saved_at = self._saved_at, time.time()
+            self._longest = max(self._longest, self._saved_at - before)
+            self._saved.set(self._saved_at)
+            self._interval.set(self._longest)
+        elif "loss" in values:  # the loss that was rolled back is shown too
+            self._gauges["loss"].set(values["loss"])
+            if not math.isfinite(values["loss"]):
+                self._events.labels(kind=NOT_FINITE).inc()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -141,7 +141,7 @@ class TrainingLoop:
         step = self._load()
         self.guard.expect_replay(report.step - 1 - step)
         self._saved_step = step
-        self.logger.event("rollback", step=report.step, to_step=step, why=why, first_sample=report.first_sample)
+        self.logger.event("rollback", step=report.step, to_step=step, why=why, loss=report.loss, first_sample=report.first_sample)
 
     def _end(self, kind: Literal["done", "stopped"]) -> RunResult:
         step = self.trainer.progress.step

@@ -24,6 +24,8 @@ class UsageBody(ResponseStruct):
     total_tokens: int = 0
     prompt_tokens_details: PromptDetails | UnsetType | None = UNSET
     completion_tokens_details: CompletionDetails | UnsetType | None = UNSET
+    energy_joules: float | UnsetType = UNSET
+    """Ours: energy attributed to the request (`windlass serve --usage-energy`)."""
 
 
 def usage_body(usages: Sequence[Usage], n: int = 1) -> UsageBody:
@@ -31,12 +33,14 @@ def usage_body(usages: Sequence[Usage], n: int = 1) -> UsageBody:
     prompt = sum(usage.prompt_tokens for usage in usages[::n])
     completion = sum(usage.completion_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages[::n])
+    energy = [usage.energy_joules for usage in usages if usage.energy_joules is not None]
     return UsageBody(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptDetails(cached_tokens=cached),
         completion_tokens_details=CompletionDetails(reasoning_tokens=sum(usage.reasoning_tokens for usage in usages)),
+        energy_joules=round(sum(energy), 3) if energy else UNSET,
     )
 
 

@@ -80,3 +80,8 @@ export async function* live(signal) {
   const response = await call("/windlass/live", { signal });
   for await (const data of events(response.body)) yield JSON.parse(data);
 }
+
+/** Alerts and the last day; an error if the server keeps none. */
+export async function history() {
+  return (await call("/windlass/history")).json();
+}

@@ -3,6 +3,7 @@
 import { Chart } from "./chart.js";
 import { h, setText } from "../lib/dom.js";
 import { bytes, count, latency, number, percent } from "../lib/format.js";
+import { HistoryPanel } from "./history.js";
 import { MachinePanel } from "./machine.js";
 import { stateOf } from "./engine_state.js";
 import { PlanPanel, TotalsPanel, WorkersPanel } from "./panels.js";
@@ -100,7 +101,7 @@ export class LiveView {
       "tile hero",
     );
     this.tiles = TILES.map((tile) => new Tile(tile));
-    this.panels = [new MachinePanel(), new TotalsPanel(), new WorkersPanel(), new PlanPanel()];
+    this.panels = [new MachinePanel(), new HistoryPanel(), new TotalsPanel(), new WorkersPanel(), new PlanPanel()];
     this.banner = this.#banner(askKey);
     this.body = h(
       "div",

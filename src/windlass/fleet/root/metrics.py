@@ -1,0 +1,36 @@
+"""A fleet's metrics: which hosts are connected, and what each rank has done, from its last heartbeat. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from windlass.core.metrics import serving
+from windlass.core.metrics.metric import Metric
+from windlass.engine.ranks.messages import RankHeartbeat
+from windlass.fleet.root.describe import NodeStatus
+
+Readings = list[tuple[dict[str, str], float]]
+
+
+def readings(
+    nodes: Sequence[NodeStatus], heartbeats: Mapping[int, RankHeartbeat], machines: Sequence[str]
+) -> dict[Metric, Readings]:
+    """`machines`: each rank's."""
+    ranks = [(_labels(rank, machines), heartbeats[rank]) for rank in sorted(heartbeats) if rank < len(machines)]
+    return {
+        serving.WORKER_UP: [({"worker": node.name}, float(node.state != "lost")) for node in nodes],
+        serving.WORKER_SHARE: [({"worker": node.name}, node.share) for node in nodes],
+        serving.RANK_STEPS: [(labels, found.steps) for labels, found in ranks],
+        serving.RANK_STEP_SECONDS: [(labels, found.step_seconds) for labels, found in ranks if found.step_seconds],
+        serving.RANK_COLLECTIVE_SECONDS: [
+            ({**labels, "collective": name}, count.seconds) for labels, found in ranks for name, count in found.counts.items()
+        ],
+        serving.RANK_SENT_BYTES: [(labels, sum(one.sent_bytes for one in found.counts.values())) for labels, found in ranks],
+        serving.RANK_RECEIVED_BYTES: [
+            (labels, sum(one.received_bytes for one in found.counts.values())) for labels, found in ranks
+        ],
+    }
+
+
+def _labels(rank: int, machines: Sequence[str]) -> dict[str, str]:
+    return {"rank": str(rank), "worker": machines[rank]}

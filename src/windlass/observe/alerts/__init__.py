@@ -1,0 +1,1 @@
+"""The rules evaluated by ourselves, and alerts that reach people without Alertmanager."""

@@ -1,0 +1,1 @@
+"""Energy and carbon of a run, with the method and the uncertainty of every number."""

@@ -1,0 +1,1 @@
+"""Files for Prometheus, Alertmanager and Grafana. Pure: values in, text out."""

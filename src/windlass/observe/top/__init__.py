@@ -1,0 +1,1 @@
+"""`windlass top`: what is shown, as a pure function of what was read."""

@@ -1,0 +1,30 @@
+"""A fleet's metrics from its hosts and the last heartbeats of its ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.core.metrics import serving
+from windlass.engine.ranks.messages import RankHeartbeat
+from windlass.fleet.root.describe import NodeStatus
+from windlass.fleet.root.metrics import readings
+from windlass.parallel.group import Count
+
+pytestmark = pytest.mark.pure
+
+
+def test_hosts_and_ranks() -> None:
+    nodes = [NodeStatus("root", "", "running", 0.5), NodeStatus("b:1", "b", "lost", 0.5)]
+    beats = {
+        0: RankHeartbeat(10, 20, 0.0, {"tp all_reduce": Count(5, 100, 200, 1.5), "steps": Count(10, 7, 0, 0.1)}),
+        1: RankHeartbeat(9, 20, 2.0, {"tp all_reduce": Count(5, 300, 400, 0.5)}),
+        2: RankHeartbeat(1, 1, 1.0, {}),  # of an epoch that is over: it has no machine any more
+    }
+    found = readings(nodes, beats, ("root", "b:1"))
+    assert set(found) == set(serving.FLEET)
+    assert found[serving.WORKER_UP] == [({"worker": "root"}, 1.0), ({"worker": "b:1"}, 0.0)]
+    assert found[serving.RANK_STEPS] == [({"rank": "0", "worker": "root"}, 10), ({"rank": "1", "worker": "b:1"}, 9)]
+    assert found[serving.RANK_STEP_SECONDS] == [({"rank": "1", "worker": "b:1"}, 2.0)]  # rank 0 reports none
+    collectives = [(labels["rank"], labels["collective"], value) for labels, value in found[serving.RANK_COLLECTIVE_SECONDS]]
+    assert collectives == [("0", "tp all_reduce", 1.5), ("0", "steps", 0.1), ("1", "tp all_reduce", 0.5)]
+    assert [value for _, value in found[serving.RANK_SENT_BYTES]] == [107, 300]
