@@ -231,9 +231,11 @@ class Engine:
             num_prompt=num_prompt,
             max_tokens=room if submit.max_tokens is None else submit.max_tokens,
             stop_token_ids=frozenset(submit.stop_token_ids),
-            salt=submit.cache_salt,
+            salt=_salt(submit),
             owner=submit.owner,
-            chain=submit.cache_salt,
+            priority=submit.priority,
+            adapter=submit.adapter,
+            chain=_salt(submit),
             scored_from=None if submit.prompt_logprobs is None else submit.prompt_logprobs_start,
             request=request,
         )
@@ -384,3 +386,8 @@ def _timings(request: RequestState, now: float) -> Timings:
         prefill_seconds=first - started,
         decode_seconds=now - first,
     )
+
+
+def _salt(submit: Submit) -> str:
+    """Keys and values depend on the adapter, so that cached prefixes are shared only among requests with the same one."""
+    return f"{submit.adapter}\0{submit.cache_salt}" if submit.adapter else submit.cache_salt

@@ -48,12 +48,19 @@ class Endpoint:
 
 async def health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """Liveness; a draining server is still healthy."""
-    await _health(send, service, service.supervisor.is_ready)
+    await _health(send, service, _is_up(service))
 
 
 async def ready(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """Readiness: whether new requests are accepted."""
-    await _health(send, service, service.supervisor.is_ready and not service.draining.is_set())
+    await _health(send, service, _is_up(service) and not service.draining.is_set())
+
+
+def _is_up(service: Service) -> bool:
+    """Of several models: whether one is loaded, or was and can be again."""
+    if service.models is None:
+        return service.supervisor.is_ready
+    return any(one.slot.loads and one.slot.error is None for one in service.group)
 
 
 class HealthBody(msgspec.Struct):
@@ -73,19 +80,32 @@ async def send_json(send: Send, value: Any, code: int = 200, headers: list[Heade
 
 
 async def models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_json(send, ModelList(data=[_card(service)]))
+    await send_json(send, ModelList(data=[card for one in service.group for card in _cards(one)]))
 
 
 async def model(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     name = scope["path_params"]["model"]
-    card = _card(service)
-    if name != card.id:
-        raise errors.unknown_model(card.id)
-    await send_json(send, card)
+    cards = [card for one in service.group for card in _cards(one)]
+    found = next((card for card in cards if card.id == name), None)
+    if found is None:
+        raise errors.unknown_model(service.names)
+    await send_json(send, found)
+
+
+def _cards(service: Service) -> list[ModelCard]:
+    """The model, and its adapters as vLLM shows them."""
+    own = _card(service)
+    names = [service.shown_model(adapter) for adapter in service.adapters]
+    return [own, *(msgspec.structs.replace(own, id=name, parent=own.id) for name in names)]
 
 
 def _card(service: Service) -> ModelCard:
-    return model_card(service.info, service.created, service.model)
+    if service.models is None:
+        return model_card(service.info, service.created, service.model)
+    info, state = service.supervisor.info, service.slot.state
+    if info is None:
+        return ModelCard(id=service.model, created=service.created, state=state)
+    return msgspec.structs.replace(model_card(info, service.created, service.model), state=state)
 
 
 async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,7 +178,8 @@ async def detokenize(service: Service, scope: Scope, receive: Receive, send: Sen
 
 async def ready_body(service: Service, scope: Scope, receive: Receive) -> bytes:
     body = await service.body_reader.read(scope, receive)
-    _ = service.info  # raises 503 if the engine is not ready
+    if service.models is None:
+        _ = service.info  # raises 503 if the engine is not ready
     return body
 
 

@@ -17,6 +17,7 @@ from windlass.core.request import Delta, Request, Usage
 from windlass.errors import Error
 from windlass.serve.api.adapters import EventWriter, GenerationJob, MakeJob, WriteResponse
 from windlass.serve.api.caller import caller_of
+from windlass.serve.api.interrupt import wait_disconnect
 from windlass.serve.api.middleware import DETAILS
 from windlass.serve.backend.in_flight import InFlightRequest
 from windlass.serve.backend.merge import Batch, merge_streams
@@ -94,7 +95,7 @@ class _Generation:
         self._events: EventWriter | None = None
 
     async def run(self, receive: Receive) -> None:
-        self._disconnect_task = disconnect_task = asyncio.create_task(_wait_disconnect(receive, self._flight))
+        self._disconnect_task = disconnect_task = asyncio.create_task(wait_disconnect(receive, self._flight))
         deadline = self._job.requests[0].deadline_seconds or self._service.settings.deadline_seconds
         timer = asyncio.get_running_loop().call_later(deadline, self._flight.cancel, "deadline")
         try:
@@ -244,10 +245,3 @@ def usage_text(usages: Sequence[Usage]) -> str:
 
 
 def _no_abort() -> None: ...
-
-
-async def _wait_disconnect(receive: Receive, flight: InFlightRequest) -> None:
-    """The body has been read, so the next message can only be a disconnect."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    flight.cancel("disconnected")

@@ -7,6 +7,7 @@ import time
 from windlass.core.model import Frozen
 from windlass.core.plan import Plan
 from windlass.core.request import Info, Stats
+from windlass.serve.backend.models import ModelReport
 from windlass.serve.monitor.metrics import Metrics, kv_cache_usage
 from windlass.serve.monitor.resources import ResourceUsage
 from windlass.serve.service import Service
@@ -75,6 +76,9 @@ class Status(Frozen):
     machine: ResourceUsage
     plan: PlanSummary | None
     workers: tuple[WorkerStatus, ...]
+    models: tuple[ModelReport, ...] = ()
+    """Of a server of several models."""
+    swaps: int = 0
 
 
 def status(service: Service) -> Status:
@@ -95,6 +99,8 @@ def status(service: Service) -> Status:
         machine=service.resources.now(),
         plan=plan_summary(service.plan) if service.plan else engine_summary(info) if info else None,
         workers=_workers(service),
+        models=service.models.reports() if service.models else (),
+        swaps=service.models.swaps if service.models else 0,
     )
 
 

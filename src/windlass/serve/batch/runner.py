@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 from uuid import uuid4
@@ -17,6 +18,7 @@ from windlass.core.request import Delta, Usage
 from windlass.errors import Error
 from windlass.serve.api.adapters import GenerationJob, MakeJob
 from windlass.serve.api.caller import Caller
+from windlass.serve.api.model_switch import named_model, service_for
 from windlass.serve.backend.merge import merge_streams
 from windlass.serve.batch.batches import Batch, BatchLine, BatchStore, read_lines
 from windlass.serve.batch.files import FileStore
@@ -31,6 +33,7 @@ WAIT_SECONDS = 0.25
 MAX_ENGINE_FAILURES = 2
 """While one line ran; then it is taken for the cause."""
 SHARE = "batches"
+BATCH_PRIORITY = 2
 MAX_DEPTH = 256
 """By which a result may be nested further: it is read again below other calls, and all of them share Python's recursion limit."""
 
@@ -151,11 +154,19 @@ class BatchRunner:
     async def _answer(self, batch: Batch, line: BatchLine) -> Any:
         if line.url != batch.endpoint:
             raise ApiError(f"url is not the batch's endpoint {batch.endpoint}", param="url")
-        service, job, key = self._service, None, self._key(batch.owner)
+        raw = bytes(line.body)
+        service = service_for(self._service.group, named_model(raw))
+        if service.models is None:
+            return await self._answer_by(service, raw, line.url, self._key(batch.owner))
+        async with service.models.using(service.slot):
+            return await self._answer_by(service, raw, line.url, self._key(batch.owner))
+
+    async def _answer_by(self, service: Service, raw: bytes, url: str, key: int) -> Any:
+        job = None
         try:
-            job = self._endpoints[line.url](service, bytes(line.body), Caller(key, SHARE))
+            job = cheap(self._endpoints[url](service, raw, Caller(key, SHARE)))
             with service.admitted(len(job.requests), SHARE, is_timed=False):
-                return await self._generate(job, key)
+                return await self._generate(service, job, key)
         except (ApiError, Unavailable):
             raise
         except Error as error:
@@ -173,9 +184,9 @@ class BatchRunner:
             raise key_expired()
         return number
 
-    async def _generate(self, job: GenerationJob, key: int) -> Any:
+    async def _generate(self, service: Service, job: GenerationJob, key: int) -> Any:
         choices: list[list[Delta]] = [[] for _ in job.requests]
-        async with aclosing(merge_streams(self._service.client, job.requests)) as arriving:
+        async with aclosing(merge_streams(service.client, job.requests)) as arriving:
             async for arrived in arriving:
                 for index, delta in arrived:
                     choices[index].append(delta)
@@ -185,13 +196,31 @@ class BatchRunner:
 
     async def _room(self) -> None:
         """Until at most half of the engine is busy with other requests."""
-        while True:
-            info = self._service.supervisor.info
-            others = self._service.in_flight.num_sequences - self._service.in_flight.by_share[SHARE]
-            is_ready = self._service.supervisor.is_ready and not self._service.draining.is_set()
-            if info is not None and is_ready and others <= info.max_sequences // 2:
-                return
+        while not self._has_room():
             await asyncio.sleep(WAIT_SECONDS)
+
+    def _has_room(self) -> bool:
+        """Of several models, all that are loaded must have room: a batch does not take a busy one's place."""
+        loaded = [one for one in self._service.group if one.supervisor.info is not None]
+        is_ready = self._service.supervisor.is_ready or self._service.models is not None
+        if self._service.draining.is_set() or not is_ready or not (loaded or self._service.models is not None):
+            return False
+        return all(_others(one) <= _most_running(one) // 2 for one in loaded)
+
+
+def _others(service: Service) -> int:
+    return service.in_flight.num_sequences - service.in_flight.by_share[SHARE]
+
+
+def _most_running(service: Service) -> int:
+    info = service.supervisor.info
+    return info.max_sequences if info is not None else 0
+
+
+def cheap(job: GenerationJob) -> GenerationJob:
+    """Others are served first."""
+    requests = [msgspec.structs.replace(one, priority=max(one.priority, BATCH_PRIORITY)) for one in job.requests]
+    return replace(job, requests=requests)
 
 
 def _refused(line: BatchLine, refusal: ApiError) -> bytes:

@@ -10,11 +10,12 @@ from collections import Counter as Count
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from windlass.core.request import Delta, Stats
+from windlass.serve.backend.models import Models
 from windlass.serve.monitor.rolling import RollingRate, RollingValues
 
 FIRST_TOKEN_BUCKETS = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -64,6 +65,10 @@ class Metrics:
         """A counter kept elsewhere; it resets when its source does, which Prometheus handles."""
         self.registry.register(_ExternalCounter(name, help, read))
 
+    def add_models(self, models: Models) -> None:
+        """Of a server of several models."""
+        self.registry.register(_ModelMetrics(models))
+
     def count_outcome(self, outcome: str) -> None:
         self.requests.labels(outcome).inc()
         self.outcomes[outcome] += 1
@@ -78,6 +83,24 @@ class _ExternalCounter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(self._name, self._help, value=self._read())
+
+
+class _ModelMetrics(Collector):
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        loaded = GaugeMetricFamily(f"{NAME}_model_loaded", "Whether the model is in memory.", labels=["model"])
+        waiting = GaugeMetricFamily(
+            f"{NAME}_model_requests_waiting", "Requests that wait for the model to load.", labels=["model"]
+        )
+        loads = CounterMetricFamily(f"{NAME}_model_loads", "How often the model was loaded.", labels=["model"])
+        for report in self._models.reports():
+            loaded.add_metric([report.name], float(report.state in ("loaded", "leaving")))
+            waiting.add_metric([report.name], report.waiting)
+            loads.add_metric([report.name], report.loads)
+        yield from (loaded, waiting, loads)
+        yield CounterMetricFamily(f"{NAME}_model_swaps", "Models unloaded for another.", value=self._models.swaps)
 
 
 def _histogram(registry: CollectorRegistry, name: str, help: str, buckets: Sequence[float]) -> Histogram:

@@ -141,6 +141,7 @@ def _common(body: CommonRequest, response_format: ResponseFormat | None, limits:
         "ignore_eos": bool(body.ignore_eos),
         "cache_salt": body.cache_salt or "",
         "min_tokens": body.min_tokens or 0,
+        "priority": body.priority or 0,
         "constraint": _constraint(response_format, body.structured_outputs),
         "deadline_seconds": _deadline(body.timeout, limits.deadline_seconds),
     }
