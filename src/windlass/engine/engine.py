@@ -102,13 +102,21 @@ class Engine:
         self._check_tokens(submit.token_ids, "the prompt", "prompt")
         self._check_tokens(submit.generated, "the output so far", "generated")
         self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
+        self._check_adapter(submit.adapter)
         if submit.grammar:
             self._compiling.add(submit, self._clock(), self._grammars.compile(submit.grammar))
         else:
             self._enter(submit, self._clock())
 
+    def _check_adapter(self, name: str) -> None:
+        adapters = self.runner.adapters
+        if name and (adapters is None or name not in adapters):
+            raise BadInput(f"adapter {name!r} is not loaded", field="model")
+
     def embed(self, submit: Submit) -> SequenceOutput:
         """At once, outside the schedule."""
+        if submit.adapter:
+            raise BadInput("embeddings are of the model without adapters; leave the adapter out of `model`", field="model")
         self._check_tokens(submit.token_ids, "the input", "input")
         vector = embed(self.runner.decoder, submit.token_ids, submit.pooling, self.runner.device)
         usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
@@ -260,7 +268,7 @@ class Engine:
         """If the whole step is greedy the device selects the tokens itself."""
         for chunk in batch.chunks:
             request: RequestState = chunk.sequence.request
-            if not chunk.sequence.max_tokens or not request.sampling_state.is_argmax:
+            if not chunk.sequence.max_tokens or not request.sampling_state.is_argmax or chunk.sequence.adapter:
                 return None
             if request.submit.logprobs is not None or request.submit.prompt_logprobs is not None:
                 return None

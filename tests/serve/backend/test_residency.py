@@ -39,9 +39,7 @@ models = st.lists(
 
 
 @given(models, st.integers(1, 60), st.builds(MemoryRoom, max_models=st.integers(1, 4), max_bytes=st.integers(1, 120)))
-def test_afterwards_it_fits_and_none_was_unloaded_in_vain(
-    loaded: list[LoadedModel], num_bytes: int, room: MemoryRoom
-) -> None:
+def test_afterwards_it_fits_and_none_was_unloaded_in_vain(loaded: list[LoadedModel], num_bytes: int, room: MemoryRoom) -> None:
     gone = to_unload(loaded, num_bytes, room)
     assert fits([one for one in loaded if one.name not in gone], num_bytes, room)
     if gone:

@@ -238,6 +238,8 @@ class Models:
         slot.turn_ends = slot.last_used + turn_seconds(slot.last_used - began)
         slot.state, slot.waits_for = "loaded", ""
         slot.opened.set()
+        while slot.waiting and slot.is_open:  # whoever waited gets it before it may be unloaded again
+            await asyncio.sleep(0)
 
     async def _unload(self, slot: ModelSlot) -> None:
         slot.state = "unloading"
