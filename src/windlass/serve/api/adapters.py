@@ -63,6 +63,17 @@ class GenerationJob:
     """Names of a chat's parameters in the API of this job."""
 
 
+UNLIMITED_TOKENS = 512
+"""Assumed length of an answer that has no limit."""
+CHARACTERS_PER_TOKEN = 4
+
+
+def expected_tokens(job: GenerationJob, num_bytes: int) -> int:
+    """What a request may use, for the limits of its key: its prompt, by the size of the body, and its longest answer."""
+    answers = sum(UNLIMITED_TOKENS if one.max_tokens is None else one.max_tokens for one in job.requests)
+    return num_bytes // CHARACTERS_PER_TOKEN + answers
+
+
 MakeJob = Callable[[Service, bytes, Caller], GenerationJob]
 
 

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from windlass.core.client import Tokenizes
 from windlass.errors import Error
 from windlass.serve.api.caller import caller_of
+from windlass.serve.api.interrupt import interruptible
 from windlass.serve.api.status import status
 from windlass.serve.http import errors
 from windlass.serve.http.asgi import EVENT_STREAM, Header, response_start, retry_after, send_response
@@ -120,10 +121,11 @@ async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send)
     service.check_model(body.model)
     client, length = tokenizer_of(service), service.info.context_tokens
     with admitted_tokens(service, caller_of(scope).share), naming_params(body):
-        text = await asyncio.to_thread(_text_of, body)
-        is_plain = body.prompt is not None and body.add_special_tokens is False
-        tokens = await (client.tokenize(text, special=False) if is_plain else client.tokenize(text))
-        strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
+        async with interruptible(receive, service.settings.deadline_seconds):
+            text = await asyncio.to_thread(_text_of, body)
+            is_plain = body.prompt is not None and body.add_special_tokens is False
+            tokens = await (client.tokenize(text, special=False) if is_plain else client.tokenize(text))
+            strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
     await send_json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
 
 

@@ -156,7 +156,7 @@ async def ollama_embed(service: Service, scope: Scope, receive: Receive, send: S
     if body.truncate:
         raise unsupported("truncate", "is not supported: inputs are never truncated")
     given = [body.input] if isinstance(body.input, str) else body.input
-    found = await embed_all(service, inputs_of(given), "last", caller_of(scope), body)
+    found = await embed_all(service, inputs_of(given), "last", scope, receive, body)
     vectors = [unit_vector(one.vector, body.dimensions) for one in found]
     count = sum(one.num_tokens for one in found)
     await send_json(send, {"model": body.model, "embeddings": vectors, "prompt_eval_count": count})

@@ -16,11 +16,11 @@ import msgspec
 from windlass.core.client import Busy, Unavailable
 from windlass.core.request import Delta, Usage
 from windlass.errors import Error
-from windlass.serve.api.adapters import GenerationJob, MakeJob
+from windlass.serve.api.adapters import GenerationJob, MakeJob, expected_tokens
 from windlass.serve.api.caller import Caller
 from windlass.serve.api.model_switch import named_model, service_for
 from windlass.serve.backend.merge import merge_streams
-from windlass.serve.batch.batches import Batch, BatchLine, BatchStore, read_lines
+from windlass.serve.batch.batches import MAX_OUTPUT_BYTES, Batch, BatchLine, BatchStore, read_lines
 from windlass.serve.batch.files import FileStore
 from windlass.serve.http.errors import generation_failed, key_expired, to_api_error, unauthorized
 from windlass.serve.monitor.log import error_location
@@ -34,6 +34,7 @@ MAX_ENGINE_FAILURES = 2
 """While one line ran; then it is taken for the cause."""
 SHARE = "batches"
 BATCH_PRIORITY = 2
+TOO_MUCH_OUTPUT = f"the output of the batch has reached {MAX_OUTPUT_BYTES // 2**20} MiB; divide it into several"
 MAX_DEPTH = 256
 """By which a result may be nested further: it is read again below other calls, and all of them share Python's recursion limit."""
 
@@ -85,7 +86,7 @@ class BatchRunner:
         self._service.log.line(f"{what}: {type(error).__name__} in {error_location(error)}")
 
     async def _work(self, batch: Batch) -> None:
-        done = {line["custom_id"] for line in self._store.results(batch)}
+        done = {found.custom_id for found, _ in self._store.results(batch)}
         lines = read_lines(self._files.data(batch.input_file_id))
         todo = [line for line in lines if line.custom_id not in done]
         self._store.drop_half_line(batch)
@@ -93,7 +94,9 @@ class BatchRunner:
 
         with self._store.partial(batch).open("ab") as out:
 
-            def write(result: bytes) -> None:
+            def write(line: BatchLine, result: bytes) -> None:
+                if out.tell() + len(result) > MAX_OUTPUT_BYTES:
+                    result = _refused(line, ApiError(TOO_MUCH_OUTPUT, code="output_too_large", status=413))
                 out.write(result + b"\n")
                 out.flush()
 
@@ -104,14 +107,14 @@ class BatchRunner:
                         break
                     tasks.create_task(self._one(batch, line, write)).add_done_callback(lambda _: slots.release())
         is_cancelled = batch.id in self._cancelled
-        is_whole = len(self._store.results(batch)) >= len(lines)
+        is_whole = sum(1 for _ in self._store.results(batch)) >= len(lines)
         if not is_whole and not is_cancelled:  # a shutdown has cancelled lines: the next start goes on
             await asyncio.sleep(WAIT_SECONDS)
             return
         self._cancelled.discard(batch.id)
         self._store.finish(batch, "cancelled" if is_cancelled else "completed")
 
-    async def _one(self, batch: Batch, line: BatchLine, write: Callable[[bytes], None]) -> None:
+    async def _one(self, batch: Batch, line: BatchLine, write: Callable[[BatchLine, bytes], None]) -> None:
         is_counted, num_failures = False, 0
         while batch.id not in self._cancelled:
             await self._room()
@@ -140,7 +143,7 @@ class BatchRunner:
             except Exception as error:  # noqa: BLE001 - one line must not end the others
                 self._log_error("a line of a batch failed", error)
                 result = _refused(line, to_api_error(error))
-            write(result)
+            write(line, result)
             return
 
     async def _engine_again(self) -> None:
@@ -165,7 +168,8 @@ class BatchRunner:
         job = None
         try:
             job = cheap(self._endpoints[url](service, raw, Caller(key, SHARE)))
-            with service.admitted(len(job.requests), SHARE, is_timed=False):
+            held = service.quotas.holding(key, expected_tokens(job, len(raw)))
+            with held, service.admitted(len(job.requests), SHARE, is_timed=False):
                 return await self._generate(service, job, key)
         except (ApiError, Unavailable):
             raise
