@@ -88,7 +88,8 @@ def adapters_of(options: Sequence[str], given: Sequence[GivenModel]) -> list[tup
     for text in options:
         name, equals, folder = text.partition("=")
         model, _, adapter = name.rpartition(":")
-        place = next((place for place, one in enumerate(given) if model in (one.name, one.model)), None if model else 0)
+        named = (place for place, one in enumerate(given) if model in (one.name, one.model))
+        place = next(named, None) if model else 0
         if not (equals and adapter and folder) or place is None:
             raise BadInput(f"--lora {text}: give NAME=DIR or MODEL:NAME=DIR, where MODEL is one that is served")
         if adapter in dict(found[place]):

@@ -30,7 +30,7 @@ class BatchLine(Frozen):
     body: msgspec.Raw
 
 
-class ResultLine(Frozen):
+class ResultLine(msgspec.Struct, frozen=True):
     """What is looked at in a line of results."""
 
     custom_id: str
