@@ -182,6 +182,17 @@ def test_a_model_that_cannot_be_loaded_is_refused_and_the_other_goes_on() -> Non
     asyncio.run(run())
 
 
+def test_an_engine_that_is_killed_while_it_loads_is_started_again() -> None:
+    async def run() -> None:
+        async with several("a", "b", room=MemoryRoom(max_models=1)) as (http, service, engines):
+            engines["b"].is_alive = False
+            engines["b"].refuse_starts = 2
+            assert (await ask(http, "b")).status_code == 200
+            assert engines["b"].refuse_starts == 0 and service.group[1].slot.loads == 1
+
+    asyncio.run(run())
+
+
 def test_an_idle_model_is_unloaded_and_comes_back() -> None:
     async def run() -> None:
         async with several("a", "b", room=MemoryRoom(), idle_seconds=0.01) as (http, service, _):

@@ -25,6 +25,8 @@ PROCESS_BYTES = 300 * 2**20
 FAILED_SECONDS = 5.0
 """After a load that failed, requests are refused for so long before it is tried again."""
 CHECK_SECONDS = 0.5
+MAX_CRASHES = 3
+"""Of an engine while it loads."""
 
 
 class ModelReport(Frozen):
@@ -181,6 +183,8 @@ class Models:
                 await self._unload(slot)
 
     async def _load(self, slot: ModelSlot) -> None:
+        """An engine that crashes while it loads is started again: its requests have not failed yet."""
+        crashes = 0
         while True:
             await self._make_room(slot)
             try:
@@ -193,6 +197,11 @@ class Models:
                 oldest = min(others, key=lambda other: (other.in_use > 0, other.last_used))
                 self._on_event(f"{slot.name} does not fit beside {', '.join(other.name for other in others)}")
                 await self._leave(oldest, slot)
+            except Unavailable as error:
+                crashes += 1
+                if crashes == MAX_CRASHES:
+                    return self._failed(slot, error)
+                self._on_event(f"{slot.name}: its engine failed while it loaded ({error}); once more")
             except Error as error:
                 return self._failed(slot, error)
 
