@@ -364,11 +364,13 @@ def llm_command(url: str, model: str) -> str:
 def dspy_programs(url: str, model: str) -> str:
     import dspy
 
-    lm = dspy.LM(f"openai/{model}", api_base=f"{url}/v1", api_key=KEY, max_tokens=60, temperature=0.0, cache=False)
-    assert lm(QUESTION)
-    with dspy.context(lm=lm, adapter=dspy.JSONAdapter()):
+    options: dict[str, Any] = {"api_base": f"{url}/v1", "api_key": KEY, "max_tokens": 60, "temperature": 0.0, "cache": False}
+    assert dspy.LM(f"openai/{model}", **options)(QUESTION)
+    answer = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 40}}, "required": ["answer"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {**answer, "additionalProperties": False}}}
+    with dspy.context(lm=dspy.LM(f"openai/{model}", response_format=wanted, **options), adapter=dspy.JSONAdapter()):
         assert dspy.Predict("question -> answer")(question=QUESTION).answer
-    return "LM, and Predict with the JSON adapter (response_format)"
+    return "LM, and Predict with the JSON adapter and a schema (response_format)"
 
 
 @client("open-interpreter")
