@@ -29,6 +29,8 @@ WEATHER = {
 }
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather of a city.", "parameters": WEATHER}}
 KEY = "unused"
+TOKENIZER = str(Path(__file__).resolve().parents[3] / "src" / "windlass" / "bundled" / "tiny-glm")
+"""For clients that count tokens themselves and would download one."""
 Check = Callable[[str, str], str]
 CLIENTS: list[tuple[str, Check]] = []
 
@@ -406,7 +408,7 @@ def aiperf(url: str, model: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         words = [
             str(Path(sys.executable).parent / "aiperf"), "profile", "--model", model, "--url", url, "--endpoint-type", "chat", "--streaming",
-            "--request-count", "4", "--concurrency", "2", "--tokenizer", "builtin", "--synthetic-input-tokens-mean", "20",
+            "--request-count", "4", "--concurrency", "2", "--tokenizer", TOKENIZER, "--synthetic-input-tokens-mean", "20",
             "--output-tokens-mean", "8", "--artifact-dir", folder, "--ui", "none",
         ]  # fmt: skip
         done = subprocess.run(words, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)

@@ -115,7 +115,9 @@ class AdaptedExperts(nn.Module):
                 continue
             for row in range(first, last):
                 total = torch.zeros_like(y[row], dtype=torch.float32) if add is None else add[row].float()
-                for expert, share in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
+                chosen: list[int] = ids[row].tolist()
+                shares: list[float] = weights[row].tolist()
+                for expert, share in zip(chosen, shares, strict=True):
                     total = total + share * self._expert(x[row : row + 1], expert, matrices)[0]
                 y[row] = total.to(y.dtype)
 

@@ -130,7 +130,7 @@ def _check_config(folder: Path, config: AdapterConfig) -> None:
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
