@@ -220,6 +220,8 @@ def _continues(body: ChatRequest, tool_choice: str) -> bool:
     """Whether the answer continues the last message. Without a word about it, one that can be continued is."""
     if body.add_generation_prompt is False and not body.continue_final_message:
         raise unsupported("add_generation_prompt", "cannot be false without continue_final_message: there is always an answer")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise invalid("continue_final_message", "and add_generation_prompt contradict each other; set one of them to false")
     if body.continue_final_message is not None:
         return body.continue_final_message
     last = body.messages[-1]
