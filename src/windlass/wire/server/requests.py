@@ -287,6 +287,7 @@ def _text(value: Any) -> str:
 
 
 PARAMS: dict[str, tuple[str, ...]] = {
+    "adapter": ("model",),
     "prompt": ("messages", "prompt"),
     "token_ids": ("prompt", "tokens"),
     "constraint": ("structured_outputs", "response_format", "tools"),
