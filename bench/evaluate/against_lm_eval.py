@@ -3,7 +3,8 @@
 WINDLASS_DATA=... python bench/evaluate/against_lm_eval.py MODEL --harness-python .venv-harness/bin/python --questions 1000 --out out/against
 
 1. MMLU by log-probability: the same questions through both; every question whose choice differs is listed with both sides' numbers.
-2. GSM8K's filters: the harness's own regular expressions over the answers that ours graded; every difference is listed.
+2. GSM8K's filters (--part filters): the harness's own regular expressions over the answers that ours graded; every difference is listed.
+   --part references does the same with GSM8K's own solutions, ended in several ways, and needs no model.
 """
 
 from __future__ import annotations
@@ -176,10 +177,42 @@ def filters(python: str) -> dict[str, Any]:
     return json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
+ENDINGS = (
+    "The answer is {}.",
+    "The answer is {}",
+    "So she has {} in all.",
+    "#### {}",
+    "The answer is ${}.",
+    "{} is the result, not 7.",
+)
+
+
+def references(count: int) -> list[dict[str, Any]]:
+    """GSM8K's own solutions, ended in the ways in which models end theirs; no model is needed."""
+    import gzip
+
+    from windlass.evaluate.tasks.catalog import builtin
+    from windlass.evaluate.tasks.extract import extract
+
+    task = builtin()["gsm8k"]
+    packed = (Path(os.environ["WINDLASS_DATA"]) / "gsm8k" / "test.jsonl.gz").read_bytes()
+    rows = gzip.decompress(packed).decode().splitlines()[:count]
+    lines: list[dict[str, Any]] = []
+    for number, row in enumerate(rows):
+        solution, _, result = json.loads(row)["answer"].rpartition("####")
+        text = re.sub(r"<<.*?>>", "", solution) + ENDINGS[number % len(ENDINGS)].format(result.strip())
+        found = extract(task, text, "chat")
+        lines.append({"id": str(number), "answer": text, "strict": found.strict, "flexible": found.flexible})
+    return lines
+
+
 def compare_filters(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out
-    with Server(str(arguments.model), arguments.port) as server:
-        mine = ours(server.url, "gsm8k", arguments.answers, out / "gsm8k", "--max-tokens", "256")
+    if arguments.part == "references":
+        mine = references(arguments.answers)
+    else:
+        with Server(str(arguments.model), arguments.port) as server:
+            mine = ours(server.url, "gsm8k", arguments.answers, out / "gsm8k", "--max-tokens", "256")
     known = {entry["name"]: entry["filter"] for entry in filters(arguments.harness_python)["filter_list"]}
     for name, ours_key in (("strict-match", "strict"), ("flexible-extract", "flexible")):
         step = next(part for part in known[name] if part["function"] == "regex")
@@ -214,7 +247,7 @@ def main() -> int:
     )
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--out", type=Path, default=Path("out/against"))
-    parser.add_argument("--part", choices=["choices", "filters"], default="choices")
+    parser.add_argument("--part", choices=["choices", "filters", "references"], default="choices")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     (compare_choices if arguments.part == "choices" else compare_filters)(arguments)

@@ -34,7 +34,7 @@ from windlass.wire.client.http_client import HttpClient  # noqa: E402
 async def bare(url: str, task: str, count: int, at_once: int) -> tuple[float, int, float]:
     """Seconds, generated tokens, and processor seconds."""
     prepared = prepare(builtin()[task], Wanted(num_examples=count), True)
-    client, turns, tokens = HttpClient(url), asyncio.Semaphore(at_once), 0
+    client, turns, tokens = HttpClient(url, streams=False), asyncio.Semaphore(at_once), 0
 
     async def ask(messages: tuple[dict[str, object], ...]) -> None:
         nonlocal tokens

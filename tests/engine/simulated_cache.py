@@ -53,7 +53,7 @@ def check_accounts(scheduler: Scheduler) -> None:
         assert not sequence.blocks
         assert sequence.num_computed == 0
     everybody = [*scheduler.running, *scheduler.waiting]
-    if len({sequence.owner for sequence in everybody}) == 1:
+    if len({(sequence.owner, sequence.priority) for sequence in everybody}) == 1:
         order = [sequence.arrival for sequence in everybody]
         assert order == sorted(order), "first come, first served"
     assert len(scheduler.running) <= scheduler.limits.max_sequences

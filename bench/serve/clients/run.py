@@ -10,10 +10,13 @@ import asyncio
 import contextlib
 import importlib.metadata
 import json
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 QUESTION = "What is the capital of France?"
@@ -26,6 +29,8 @@ WEATHER = {
 }
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather of a city.", "parameters": WEATHER}}
 KEY = "unused"
+TOKENIZER = str(Path(__file__).resolve().parents[3] / "src" / "windlass" / "bundled" / "tiny-glm")
+"""For clients that count tokens themselves and would download one."""
 Check = Callable[[str, str], str]
 CLIENTS: list[tuple[str, Check]] = []
 
@@ -355,6 +360,62 @@ def llm_command(url: str, model: str) -> str:
     assert chat.prompt(QUESTION, max_tokens=8, stream=False).text()
     assert "".join(chat.prompt(QUESTION, max_tokens=8, stream=True))
     return "prompt, streamed and not"
+
+
+@client("dspy")
+def dspy_programs(url: str, model: str) -> str:
+    import dspy
+
+    options: dict[str, Any] = {"api_base": f"{url}/v1", "api_key": KEY, "max_tokens": 60, "temperature": 0.0, "cache": False}
+    assert dspy.LM(f"openai/{model}", **options)(QUESTION)
+    answer = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 40}}, "required": ["answer"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {**answer, "additionalProperties": False}}}
+    with dspy.context(lm=dspy.LM(f"openai/{model}", response_format=wanted, **options), adapter=dspy.JSONAdapter()):
+        assert dspy.Predict("question -> answer")(question=QUESTION).answer
+    return "LM, and Predict with the JSON adapter and a schema (response_format)"
+
+
+@client("open-interpreter")
+def open_interpreter(url: str, model: str) -> str:
+    from interpreter import interpreter
+
+    interpreter.offline, interpreter.disable_telemetry, interpreter.auto_run = True, True, False
+    interpreter.llm.model, interpreter.llm.api_base, interpreter.llm.api_key = f"openai/{model}", f"{url}/v1", KEY
+    interpreter.llm.context_window, interpreter.llm.max_tokens = 1000, 24
+    interpreter.llm.supports_functions = False
+    interpreter.system_message = "Answer in one sentence."
+    assert any(message.get("content") for message in interpreter.chat(QUESTION, display=False))
+    return "chat (streamed, code as text), nothing executed"
+
+
+@client("aider-chat")
+def aider(url: str, model: str) -> str:
+    """It applies whatever edits the model writes; a model this small writes none."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "hello.py").write_text("print('hello')\n")
+        words = [
+            str(Path(sys.executable).parent / "aider"), "--model", f"openai/{model}", "--openai-api-base", f"{url}/v1",
+            "--openai-api-key", KEY, "--message", "What does hello.py print?", "--yes-always", "--no-git", "--no-check-update",
+            "--no-show-model-warnings", "--analytics-disable", "--map-tokens", "0", "--edit-format", "ask", "hello.py",
+        ]  # fmt: skip
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0 and "Tokens:" in done.stdout, done.stdout[-1500:] + done.stderr[-500:]
+    return "`aider --message` about a file, edit format `ask`, streamed"
+
+
+@client("aiperf")
+def aiperf(url: str, model: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        words = [
+            str(Path(sys.executable).parent / "aiperf"), "profile", "--model", model, "--url", url, "--endpoint-type", "chat", "--streaming",
+            "--request-count", "4", "--concurrency", "2", "--tokenizer", TOKENIZER, "--synthetic-input-tokens-mean", "20",
+            "--output-tokens-mean", "8", "--artifact-dir", folder, "--ui", "none",
+        ]  # fmt: skip
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        [result] = Path(folder).rglob("profile_export_aiperf.json")
+        assert json.loads(result.read_text())["request_count"]["avg"] == 4
+    return "`aiperf profile`, chat, streamed, 4 requests at a concurrency of 2"
 
 
 def main(url: str) -> int:

@@ -79,6 +79,8 @@ class Launch(Frozen):
     """How tokens are drafted: one of SPECULATE, or the path of a small model with the same tokens."""
     planned: EpochPlan | None = None
     """Placement from a saved plan, used while as many machines are there as it was made for."""
+    adapters: tuple[tuple[str, str], ...] = ()
+    """LoRA adapters that requests may name: names, and the folders that they are in."""
     loader: str = LOADER
     """module:function that makes the engine: (RankJob, progress) -> (Engine, Info)."""
 

@@ -25,6 +25,7 @@ MAX_PENALTY = 2.0
 MAX_TEMPERATURE = 100.0
 REPETITION_PENALTIES = (0.01, 100.0)
 """Far beyond these, and beyond that temperature, logits overflow."""
+PRIORITIES = (-4, 4)
 MAX_INTEGER = 2**31 - 1
 """Of counts, positions and token ids: larger than any vocabulary or context."""
 
@@ -187,7 +188,11 @@ class Request(Frozen):
     deadline_seconds: float | None = None
     """From submission; a request that takes longer raises `core.client.Late`."""
     owner: str = ""
-    """The scheduler gives owners equal shares of the engine's tokens while requests are queued."""
+    """GROUP/USER: while requests are queued, the scheduler gives groups equal shares of the engine's tokens, and within a group users."""
+    priority: int = 0
+    """Lower is more urgent: each step below doubles the share of its owner, and at equal shares it is served first."""
+    adapter: str = ""
+    """The name of a LoRA adapter that the engine has; empty: the model as it is."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
@@ -201,6 +206,7 @@ class Request(Frozen):
         _check_tokens("stop_token_ids", self.stop_token_ids)
         _check_integer("max_tokens", self.max_tokens, 0)
         _check_integer("min_tokens", self.min_tokens, 0)
+        _check_integer("priority", self.priority, *PRIORITIES)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise BadInput(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", field="min_tokens")
         if len(self.stop) > MAX_STOP_STRINGS or not all(self.stop):

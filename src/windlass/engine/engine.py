@@ -110,13 +110,21 @@ class Engine:
         self._check_tokens(submit.token_ids, "the prompt", "prompt")
         self._check_tokens(submit.generated, "the output so far", "generated")
         self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
+        self._check_adapter(submit.adapter)
         if submit.grammar:
             self._compiling.add(submit, self._clock(), self._grammars.compile(submit.grammar))
         else:
             self._enter(submit, self._clock())
 
+    def _check_adapter(self, name: str) -> None:
+        adapters = self.runner.adapters
+        if name and (adapters is None or name not in adapters):
+            raise BadInput(f"adapter {name!r} is not loaded", field="model")
+
     def embed(self, submit: Submit) -> SequenceOutput:
         """At once, outside the schedule."""
+        if submit.adapter:
+            raise BadInput("embeddings are of the model without adapters; leave the adapter out of `model`", field="model")
         self._check_tokens(submit.token_ids, "the input", "input")
         vector = embed(self.runner.decoder, submit.token_ids, submit.pooling, self.runner.device)
         usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
@@ -260,9 +268,11 @@ class Engine:
             num_prompt=num_prompt,
             max_tokens=room if submit.max_tokens is None else submit.max_tokens,
             stop_token_ids=frozenset(submit.stop_token_ids),
-            salt=submit.cache_salt,
+            salt=_salt(submit),
             owner=submit.owner,
-            chain=submit.cache_salt,
+            priority=submit.priority,
+            adapter=submit.adapter,
+            chain=_salt(submit),
             scored_from=None if submit.prompt_logprobs is None else submit.prompt_logprobs_start,
             request=request,
         )
@@ -287,7 +297,7 @@ class Engine:
         """If the whole step is greedy the device selects the tokens of all rows itself."""
         for chunk in batch.chunks:
             request: RequestState = chunk.sequence.request
-            if not chunk.sequence.max_tokens or not request.sampling_state.is_argmax:
+            if not chunk.sequence.max_tokens or not request.sampling_state.is_argmax or chunk.sequence.adapter:
                 return None
             if request.submit.logprobs is not None or request.submit.prompt_logprobs is not None:
                 return None
@@ -453,3 +463,8 @@ def _timings(request: RequestState, now: float) -> Timings:
         prefill_seconds=first - started,
         decode_seconds=now - first,
     )
+
+
+def _salt(submit: Submit) -> str:
+    """Keys and values depend on the adapter, so that cached prefixes are shared only among requests with the same one."""
+    return f"{submit.adapter}\0{submit.cache_salt}" if submit.adapter else submit.cache_salt

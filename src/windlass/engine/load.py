@@ -36,8 +36,10 @@ from windlass.engine.tiers import RankWeights, build_decoder
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
+from windlass.nn.adapters import Adapters
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import WHOLE, ModelShard
+from windlass.weights.adapters import matrix_rows, read_adapter
 from windlass.weights.load.checkpoint import CheckpointWeights
 from windlass.weights.load.prefetch import trim_heap
 from windlass.weights.load.quantizing import quantized
@@ -79,9 +81,21 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     device = chosen_device(launch.device)
     built = build(launch, device, progress)
     engine = make_engine(with_limits(launch, built), built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
+    if launch.adapters:
+        add_adapters(launch, engine, built)
     if _kind(device) == "cuda":
         engine.warm_up()
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
+
+
+def add_adapters(launch: Launch, engine: Engine, built: LoadedDecoder) -> None:
+    """LoRA adapters that requests may name."""
+    table = rules(built.decoder.spec)
+    adapters = Adapters(matrix_rows(table), built.device)
+    for name, folder in launch.adapters:
+        found = read_adapter(Path(folder), table)
+        adapters.add(name, {key: (pair.a, pair.b) for key, pair in found.items()}, built.decoder)
+    engine.runner.set_adapters(adapters)
 
 
 def with_limits(launch: Launch, built: LoadedDecoder) -> Launch:
@@ -126,7 +140,7 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
             device=device,
             dtype=dtype,
             keep_quantized=not launch.exact,
-            tiled=shard.is_whole and _tiled(opened.spec, launch.kv_type, device),
+            tiled=shard.is_whole and not launch.adapters and _tiled(opened.spec, launch.kv_type, device),
             progress=progress,
         )
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())

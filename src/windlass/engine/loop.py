@@ -34,25 +34,36 @@ Send = Callable[[Report], None]
 class EngineLoop:
     def __init__(self, engine: Engine, info: Info, send: Send) -> None:
         self._engine, self._info, self._send = engine, info, send
+        self._embeddings: dict[int, Submit] = {}
+        """That wait: one is computed between two steps, so that answers go on."""
 
     def run(self, take: Take) -> None:
         """Until there are no more commands. Blocks for commands only while there is nothing to compute."""
         engine = self._engine
-        while (commands := take(not engine.has_work)) is not None:
+        while (commands := take(not engine.has_work and not self._embeddings)) is not None:
             for command in commands:
                 self._handle(command)
+            self._embed_one()
             if engine.has_work:
                 outputs = engine.step()
                 if outputs:
                     self._send(StepOutputs(outputs))
 
+    def _embed_one(self) -> None:
+        if not self._embeddings:
+            return
+        submit = self._embeddings.pop(next(iter(self._embeddings)))
+        try:
+            self._send(StepOutputs([self._engine.embed(submit)]))
+        except Error as error:
+            self._send(RequestRejected(submit.id, **describe_error(error)))
+
     def _handle(self, command: Command) -> None:
         match command:
+            case Submit() if command.pooling:
+                self._embeddings[command.id] = command
             case Submit():
                 try:
-                    if command.pooling:
-                        self._send(StepOutputs([self._engine.embed(command)]))
-                        return
                     self._engine.submit(command)
                 except Error as error:
                     self._send(RequestRejected(command.id, **describe_error(error)))
@@ -61,6 +72,8 @@ class EngineLoop:
                         self._send(StepOutputs([SequenceOutput(command.id, [])]))
             case TokenizerData():
                 self._engine.set_tokenizer(command)
+            case Cancel() if command.id in self._embeddings:
+                del self._embeddings[command.id]
             case Cancel():
                 output = self._engine.cancel(command.id)
                 if output is not None:

@@ -48,6 +48,8 @@ class Submit(EngineMessage, frozen=True):
     """Stop tokens are not sampled before so many."""
     pooling: str = ""
     """`last` or `mean`: an embedding is wanted, and no output."""
+    priority: int = 0
+    adapter: str = ""
 
 
 class TokenizerData(EngineMessage, frozen=True):

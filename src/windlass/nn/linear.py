@@ -25,6 +25,7 @@ class Linear(nn.Module):
 
     def __init__(self, weights: Weights, *names: str, biased: bool = True) -> None:
         super().__init__()
+        self.names = names
         self.weight = as_parameter(weights.matrix(*(f"{name}.weight" for name in names)))
         self.bias = as_parameter(weights.vector(*(f"{name}.bias" for name in names))) if biased else None
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from windlass.core.model import Frozen
+from windlass.core.request import PRIORITIES
 from windlass.errors import BadInput
 
 MAX_KEY_CHARACTERS = 4096
@@ -36,6 +37,8 @@ class ApiKey(Frozen, dict=True):
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
     """Of prompt and output together."""
+    priority: int = 0
+    """The most urgent that its requests can have; lower is more urgent."""
     expires: datetime | None = None
     """The first moment at which it is no longer valid; in UTC unless it says otherwise."""
 
@@ -53,6 +56,10 @@ class ApiKey(Frozen, dict=True):
         for field in ("requests_per_minute", "tokens_per_minute", "tokens_per_day"):
             if (limit := getattr(self, field)) is not None and limit < 1:
                 raise BadInput(f"API key {self.name}: {field} is {limit}; it should be at least 1")
+        if not PRIORITIES[0] <= self.priority <= PRIORITIES[1]:
+            raise BadInput(
+                f"API key {self.name}: priority is {self.priority}; it should be between {PRIORITIES[0]} and {PRIORITIES[1]}"
+            )
 
     @cached_property
     def digest(self) -> bytes:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from windlass.core.client import Client
+from windlass.core.model import Frozen
 from windlass.core.plan import Plan
+from windlass.core.request import Sampling
 from windlass.serve.api.middleware import AccessMiddleware, error_writer
+from windlass.serve.api.model_switch import ModelSwitch
+from windlass.serve.api.route import ApiRoute
+from windlass.serve.backend.models import Models
+from windlass.serve.backend.residency import MemoryRoom
 from windlass.serve.batch.endpoints import Batching
 from windlass.serve.batch.files import FileStore, WriteFile
 from windlass.serve.http import errors
@@ -29,6 +37,17 @@ WATCH_SECONDS = 15.0
 ENERGY_SECONDS = 1.0
 
 
+class OfferedModel(Frozen):
+    """One of several models."""
+
+    name: str
+    client: Client
+    num_bytes: int = 0
+    """What it will take in memory, as far as that is known before it is loaded."""
+    sampling: Sampling = Sampling()
+    adapters: tuple[tuple[str, str], ...] = ()
+
+
 def make_app(
     client: Client,
     settings: ServerSettings,
@@ -38,11 +57,41 @@ def make_app(
     log: Log | None = None,
     write_file: WriteFile | None = None,
 ) -> Starlette:
-    """Takes ownership of the client and closes it on shutdown. `write_file`: needed for files and batches."""
-    service = Service(client, settings, plan=plan, log=log)
-    if settings.files_folder and write_file is not None:
-        service.batching = Batching(service, FileStore(Path(settings.files_folder), write_file))
-    routes: list[BaseRoute] = [Route(route.path, route.endpoint(service), methods=[route.method]) for route in ROUTES]
+    """One model, which stays loaded. Takes ownership of the client and closes it on shutdown. `write_file`: needed for files and
+    batches."""
+    return _app(Service(client, settings, plan=plan, log=log), page, write_file)
+
+
+def make_app_of_several(
+    offered: Sequence[OfferedModel],
+    settings: ServerSettings,
+    room: MemoryRoom,
+    *,
+    idle_seconds: float | None = None,
+    page: bool = True,
+    log: Log | None = None,
+    write_file: WriteFile | None = None,
+) -> Starlette:
+    """Models that are loaded on demand, the first one at once. Takes ownership of the clients."""
+    first: Service | None = None
+    group: list[Service] = []
+    for model in offered:
+        own = msgspec.structs.replace(settings, model=model.name, sampling=model.sampling, adapters=model.adapters)
+        group.append(Service(model.client, own, log=log, beside=first, num_bytes=model.num_bytes))
+        first = first or group[0]
+    assert first is not None
+    first.slot.is_preloaded = True
+    models = Models([one.slot for one in group], room, idle_seconds, first.log.line)
+    for one in group:
+        one.group, one.models = tuple(group), models
+    first.metrics.add_models(models)
+    return _app(first, page, write_file)
+
+
+def _app(service: Service, page: bool, write_file: WriteFile | None) -> Starlette:
+    if service.settings.files_folder and write_file is not None:
+        service.batching = Batching(service, FileStore(Path(service.settings.files_folder), write_file))
+    routes: list[BaseRoute] = [Route(route.path, _endpoint(service, route), methods=[route.method]) for route in ROUTES]
     if page:
         from windlass.serve.page.routes import page_routes
 
@@ -58,6 +107,13 @@ def make_app(
     return app
 
 
+def _endpoint(service: Service, route: ApiRoute) -> ASGIApp:
+    """Bodies that name a model are for one of several."""
+    if service.models is not None and route.names_model:
+        return ModelSwitch(service.group, route)
+    return route.endpoint(service)
+
+
 def service_of(app: Starlette) -> Service:
     return app.state.service
 
@@ -65,7 +121,9 @@ def service_of(app: Starlette) -> Service:
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
     service = service_of(app)
-    tasks = [asyncio.create_task(service.supervisor.run())]
+    tasks = [asyncio.create_task(service.supervisor.run() if service.models is None else service.models.run())]
+    if service.models is not None:
+        service.models.want(service.slot)
     if isinstance(service.batching, Batching):
         tasks.append(asyncio.create_task(service.batching.runner.run()))
     tasks += [asyncio.create_task(_watch(service)), asyncio.create_task(_settle_energy(service))]
@@ -76,7 +134,7 @@ async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await service.client.close()
+        await asyncio.gather(*(one.client.close() for one in service.group))
         await asyncio.to_thread(_close_watch, service)
 
 

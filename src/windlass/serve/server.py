@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:
-            self._service.in_flight.cancel_all("shutdown")
+            self._service.cancel_all()
             self.force_exit = self.should_exit = True
 
     async def _drain(self) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from windlass import __version__
 from windlass.core.client import Client, Unavailable
@@ -19,6 +20,7 @@ from windlass.core.request import Delta, Info, Stats, Usage
 from windlass.errors import Error, TooLong
 from windlass.serve.backend.admission import Load, admit
 from windlass.serve.backend.in_flight import CancelReason, InFlightRequest, InFlightRequests
+from windlass.serve.backend.models import Models, ModelSlot
 from windlass.serve.backend.quotas import Quotas
 from windlass.serve.backend.stored_responses import StoredResponses
 from windlass.serve.backend.supervisor import Supervisor
@@ -34,6 +36,10 @@ from windlass.wire.schema.errors import ApiError
 from windlass.wire.server.requests import TOO_LONG, RequestLimits, too_long_message
 
 NO_STATS = Stats()
+SUMMED = (
+    "waiting", "running", "num_blocks", "blocks_used", "blocks_cached", "prompt_tokens", "completion_tokens", "prefix_query_tokens",
+    "prefix_hit_tokens", "preemptions", "steps",
+)  # fmt: skip
 MAX_OWNER_CHARACTERS = 64
 
 
@@ -51,36 +57,63 @@ class Service:
         *,
         plan: Plan | None = None,
         log: Log | None = None,
+        beside: Service | None = None,
+        num_bytes: int = 0,
     ) -> None:
+        """`beside`: the first of a server of several models, with which keys, limits, responses, metrics and log are shared. `num_bytes`:
+        what the model will take, as far as that is known."""
         self.settings, self.plan = settings, plan
         self.keys = settings.keys
-        self.quotas = Quotas(self.keys)
-        self.responses = StoredResponses()
+        self.quotas = beside.quotas if beside else Quotas(self.keys)
+        self.responses = beside.responses if beside else StoredResponses()
         self.batching: object = None
         """Files and batches (serve/batch), if the server has a folder for them."""
-        self.log = log or Log()
+        self.log = beside.log if beside else log or Log()
         self.supervisor = Supervisor(client, settings.stuck_seconds, self._log_without_paths)
-        self.in_flight, self.metrics = InFlightRequests(), Metrics()
+        self.in_flight, self.metrics = InFlightRequests(), beside.metrics if beside else Metrics()
+        self.slot = ModelSlot(settings.model, self.supervisor, num_bytes, settings.max_waiting)
+        self.group: tuple[Service, ...] = (self,)
+        """All models of this server, this one included."""
+        self.models: Models | None = None
+        """What loads and unloads them; None: there is one model, which stays loaded."""
         self.resources = ResourceMonitor(tuple(device.total_bytes for device in plan.memory.per_device) if plan else ())
         self.has_page = False
+        self.adapters: dict[str, str] = dict(settings.adapters)
+        """LoRA adapters by name, and where they are."""
         self.started_at, self.created = time.monotonic(), int(time.time())
-        self.draining = asyncio.Event()
+        self.draining = beside.draining if beside else asyncio.Event()
         """Set when the server shuts down."""
         self.loading = (0, 0)
         """Bytes of weights loaded, and their total."""
-        self.body_reader = BodyReader(
-            settings.max_body_bytes, max(settings.max_bodies_bytes, settings.max_body_bytes), settings.head_seconds
+        self.body_reader = (
+            beside.body_reader
+            if beside
+            else BodyReader(
+                settings.max_body_bytes, max(settings.max_bodies_bytes, settings.max_body_bytes), settings.head_seconds
+            )
         )
-        self.energy = RequestEnergy(self.resources.joules, lambda: self.supervisor.info is None, lambda: len(self.in_flight))
-        self.energy.add_metrics(self.metrics)
-        self.traces: TraceExporter | None = None
+        self.energy = beside.energy if beside else RequestEnergy(self.resources.joules, self._is_loading, self._num_in_flight)
+        self.traces: TraceExporter | None = beside.traces if beside else None
         self.watch: Watching | None = None
         """Keeps a day of numbers and evaluates alert rules."""
         self.last_metrics = ""
         """The text of /metrics as of the last tick of the watch."""
-        add_engine_metrics(self.metrics, lambda: self.stats, lambda: self.supervisor.restarts)
-        self.metrics.read(serving.ENGINE_UP, lambda: self.supervisor.is_ready)
-        self.metrics.read(serving.REQUESTS_IN_FLIGHT, lambda: len(self.in_flight))
+        if beside is None:
+            self._add_metrics()
+
+    def _is_loading(self) -> bool:
+        return all(one.supervisor.info is None for one in self.group)
+
+    def _num_in_flight(self) -> int:
+        return sum(len(one.in_flight) for one in self.group)
+
+    def _add_metrics(self) -> None:
+        """Of all models of this server."""
+        self.energy.add_metrics(self.metrics)
+        restarts = lambda: sum(one.supervisor.restarts for one in self.group)  # noqa: E731
+        add_engine_metrics(self.metrics, lambda: total_stats([one.stats for one in self.group]), restarts)
+        self.metrics.read(serving.ENGINE_UP, lambda: any(one.supervisor.is_ready for one in self.group))
+        self.metrics.read(serving.REQUESTS_IN_FLIGHT, self._num_in_flight)
         self.metrics.read(serving.LOG_LINES_LOST, lambda: self.log.lost)
         for metric in serving.FLEET:
             self.metrics.read_all(metric, partial(self._client_readings, metric))
@@ -140,9 +173,32 @@ class Service:
             sampling=settings.sampling,
         )
 
-    def check_model(self, name: str) -> None:
-        if name and name != self.model:
-            raise errors.unknown_model(self.model)
+    @property
+    def names(self) -> list[str]:
+        """Of all models of this server."""
+        return [name for one in self.group for name in one.own_names]
+
+    @property
+    def own_names(self) -> list[str]:
+        """The model's, and those of its adapters."""
+        return [self.model, *(f"{self.model}:{adapter}" for adapter in self.adapters)]
+
+    def knows(self, name: str) -> bool:
+        return not name or name == self.model or self._adapter(name) is not None
+
+    def _adapter(self, name: str) -> str | None:
+        """`MODEL:ADAPTER`, or the adapter's name alone."""
+        found = name.removeprefix(f"{self.model}:")
+        return found if found in self.adapters else None
+
+    def check_model(self, name: str) -> str:
+        """The adapter that a name means; empty: the model itself."""
+        if not self.knows(name):
+            raise errors.unknown_model(self.names)
+        return "" if not name or name == self.model else self._adapter(name) or ""
+
+    def shown_model(self, adapter: str) -> str:
+        return f"{self.model}:{adapter}" if adapter else self.model
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.loading = (done_bytes, total_bytes)
@@ -236,7 +292,24 @@ class Service:
         """Rejects new requests, waits for those in flight, and cancels what is left after `drain_seconds`."""
         if not self.draining.is_set():
             self.draining.set()
-            self.log.line(f"draining: {len(self.in_flight)} requests in flight, waiting up to {self.settings.drain_seconds:g} s")
+            count = sum(len(one.in_flight) for one in self.group)
+            self.log.line(f"draining: {count} requests in flight, waiting up to {self.settings.drain_seconds:g} s")
+        await asyncio.gather(*(one.drain_own() for one in self.group))
+
+    async def drain_own(self) -> None:
+        """Of this model alone."""
         if not await self.in_flight.wait_idle(self.settings.drain_seconds):
             self.in_flight.cancel_all("shutdown")
             await self.in_flight.wait_idle(1.0)
+
+    def cancel_all(self) -> None:
+        for one in self.group:
+            one.in_flight.cancel_all("shutdown")
+
+
+def total_stats(each: Sequence[Stats]) -> Stats:
+    """Sums over the models of a server."""
+    if len(each) == 1:
+        return each[0]
+    sums: dict[str, Any] = {name: sum(getattr(one, name) for one in each) for name in SUMMED}
+    return Stats(**sums)

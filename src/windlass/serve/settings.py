@@ -21,6 +21,8 @@ class ServerSettings(Frozen):
     """PEM files; empty: no TLS."""
     model: str = ""
     """The model name clients use; empty: the engine's name for it."""
+    adapters: tuple[tuple[str, str], ...] = ()
+    """LoRA adapters of the model: names, and the folders that they are in."""
     max_waiting: int = 64
     """Maximum queued sequences, beyond those that run; further requests get 429."""
     max_body_bytes: int = 8 * MIB

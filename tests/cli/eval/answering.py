@@ -93,18 +93,15 @@ class AnsweringServer:
                 if times <= outer.fails:
                     return self.send_json(500, {"error": {"message": "not yet"}})
                 time.sleep(outer.seconds)
-                self.send_events(is_chat, text, outer.answer(text))
+                self.send_answer(is_chat, bool(body.get("stream")), text, outer.answer(text))
                 outer.note(outer.delivered, text)
                 return None
 
-            def send_events(self, is_chat: bool, text: str, answer: str) -> None:
-                self.send_response(200)
-                self.send_header("content-type", "text/event-stream")
-                self.send_header("connection", "close")
-                self.end_headers()
+            def send_answer(self, is_chat: bool, is_stream: bool, text: str, answer: str) -> None:
                 usage = {"prompt_tokens": len(text.split()), "completion_tokens": len(answer.split())}
                 choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "logprobs": None}
-                choice |= {"delta": {"role": "assistant", "content": answer}} if is_chat else {"text": answer}
+                said = {"role": "assistant", "content": answer}
+                choice |= {"delta" if is_stream else "message": said} if is_chat else {"text": answer}
                 if not is_chat and outer.logprobs:
                     choice["logprobs"] = {
                         "tokens": [" A"],
@@ -113,6 +110,13 @@ class AnsweringServer:
                         "text_offset": [0],
                     }
                 chunk = {"id": "x", "created": 0, "model": outer.model, "object": "chunk", "choices": [choice], "usage": usage}
+                if not is_stream:
+                    self.send_json(200, chunk)
+                    return
+                self.send_response(200)
+                self.send_header("content-type", "text/event-stream")
+                self.send_header("connection", "close")
+                self.end_headers()
                 self.wfile.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
                 self.close_connection = True
 

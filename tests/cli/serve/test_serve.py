@@ -69,15 +69,16 @@ def test_a_port_that_is_taken_is_known_before_anything_is_loaded(capsys: pytest.
 
 @pytest.mark.pure
 def test_keys_and_limits_reach_the_settings(tmp_path: Path) -> None:
-    from windlass.cli.serve.run import ServeOptions, settings_of
+    from windlass.cli.serve.options import ServeOptions
+    from windlass.cli.serve.run import settings_of
 
     (tmp_path / "keys").write_text("alpha\nbeta\n")
     found = settings_of(
-        ServeOptions(model="x", api_key=str(tmp_path / "keys"), max_body="1MiB", name="m", allow_host=("a.example",))
+        ServeOptions(models=("x",), api_key=str(tmp_path / "keys"), max_body="1MiB", name="m", allow_host=("a.example",))
     )
     assert found.api_keys == ("alpha", "beta") and found.max_body_bytes == 2**20 and found.model == "m"
     with pytest.raises(BadInput):
-        settings_of(ServeOptions(model="x", api_key=str(tmp_path / "keys"), max_body="nothing"))
+        settings_of(ServeOptions(models=("x",), api_key=str(tmp_path / "keys"), max_body="nothing"))
 
 
 class Program:

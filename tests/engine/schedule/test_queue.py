@@ -34,9 +34,9 @@ class Service:
         self.finished: list[Sequence] = []
         self.served: dict[str, int] = {}
 
-    def ask(self, owner: str = "", prompt: int = PROMPT, answer: int = ANSWER) -> Sequence:
+    def ask(self, owner: str = "", prompt: int = PROMPT, answer: int = ANSWER, priority: int = 0) -> Sequence:
         number = next(self.numbers)
-        new = Sequence(id=number, tokens=[number] * prompt, num_prompt=prompt, max_tokens=answer, owner=owner)
+        new = Sequence(id=number, tokens=[number] * prompt, num_prompt=prompt, max_tokens=answer, owner=owner, priority=priority)
         self.scheduler.submit(new)
         return new
 
@@ -127,10 +127,10 @@ def test_owners_that_left_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> Non
     for number in range(100):
         passing = Sequence(id=number, tokens=[1], num_prompt=1, max_tokens=1, owner=f"owner {number}")
         found.add(passing)
-        found.charge(passing.owner, 5)
+        found.charge(passing, 5)
         found.remove(passing)
         found.finish(passing)
-    assert len(found._tokens_served) <= 12
+    assert len(found._counters._served) <= 12 and len(found._groups) == 1
     assert list(found) == [stays]
 
 
@@ -164,7 +164,7 @@ def test_whatever_comes_everybody_is_served(seed: int, num_blocks: int, max_sequ
         order = [found.arrival for found in service.admitted if found.owner == owner]
         assert order == sorted(order)
     assert service.scheduler.pool.num_free == num_blocks
-    assert not service.scheduler.waiting._tokens_served
+    assert not service.scheduler.waiting._counters._served and not service.scheduler.waiting._groups
 
 
 @given(seed=st.integers(0, 10_000))
@@ -181,3 +181,58 @@ def test_a_free_place_is_never_left_empty(seed: int) -> None:
         for chunk in batch.chunks:
             if service.scheduler.append(chunk.sequence, 7):
                 service.scheduler.remove(chunk.sequence)
+
+
+def test_an_urgent_request_is_next() -> None:
+    service = Service(max_sequences=1)
+    for _ in range(10):
+        service.ask("crowd")
+    service.step()
+    urgent = service.ask("crowd", priority=-2)
+    while urgent not in service.admitted:
+        service.step()
+    assert service.admitted.index(urgent) == 1
+
+
+@given(seed=st.integers(0, 10_000), priority=st.integers(1, 4))
+def test_nobody_starves_behind_a_crowd_that_is_more_urgent(seed: int, priority: int) -> None:
+    """However many urgent requests keep coming, one that is not is admitted after a bounded number of them."""
+    chance = random.Random(seed)
+    service = Service(max_sequences=2)
+    for _ in range(6):
+        service.ask("a/x", priority=-priority)
+    patient = service.ask(chance.choice(["a/x", "a/y", "b"]), priority=4 - priority)
+    steps = 0
+    while patient not in service.admitted:
+        while len(service.scheduler.waiting) < 6:
+            service.ask("a/x", chance.randint(1, 8), chance.randint(1, 8), priority=-priority)
+        service.step()
+        steps += 1
+        assert steps < 2_000, "starved"
+    passed_over = len(service.admitted)
+    assert passed_over <= 2 + 2**4 * 16
+
+
+def test_urgency_doubles_a_share() -> None:
+    service = Service(max_sequences=2, num_blocks=256)
+    for _ in range(400):
+        for owner, priority in (("a", 0), ("b", -1)):
+            if sum(one.owner == owner for one in service.scheduler.waiting) < 2:
+                service.ask(owner, priority=priority)
+        service.step()
+    assert service.served["b"] / service.served["a"] == pytest.approx(2.0, rel=0.15)
+
+
+@given(users=st.integers(2, 6))
+def test_naming_many_users_gives_a_key_nothing(users: int) -> None:
+    service = Service(max_sequences=2, num_blocks=256)
+    for _ in range(300):
+        owners = ["one/", *(f"many/{number}" for number in range(users))]
+        for owner in owners:
+            if sum(one.owner == owner for one in service.scheduler.waiting) < 2:
+                service.ask(owner)
+        service.step()
+    many = sum(count for owner, count in service.served.items() if owner.startswith("many/"))
+    assert many / service.served["one/"] == pytest.approx(1.0, rel=0.15)
+    each = [service.served[f"many/{number}"] for number in range(users)]
+    assert max(each) < 2 * min(each)

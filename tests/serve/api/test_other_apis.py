@@ -222,7 +222,7 @@ def test_a_message() -> None:
     assert answer["content"] == [{"type": "text", "text": "w0 w1 w2 "}] and answer["usage"]["output_tokens"] == 3
     [request] = client.requests
     assert request.messages == ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"})
-    assert request.stop == ("x",) and request.sampling.top_k == 5 and request.owner.endswith(":u")
+    assert request.stop == ("x",) and request.sampling.top_k == 5 and request.owner.endswith("/u")
 
 
 def test_events_of_a_message_come_in_order() -> None:

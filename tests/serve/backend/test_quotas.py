@@ -51,3 +51,17 @@ def test_the_longest_wait_is_named() -> None:
     found.charge(1, 100)
     exceeded = found.take(1)
     assert exceeded is not None and exceeded.limit == "tokens_per_day"
+
+
+def test_tokens_that_may_be_used_are_held_while_a_request_runs() -> None:
+    """Requests at once cannot exceed a limit together: the second one waits for what the first may still use."""
+    found, _ = quotas(tokens_per_minute=100)
+    assert found.take(1) is None
+    with found.holding(1, 100):
+        assert found.take(1) is not None
+        found.charge(1, 30)
+    assert found.take(1) is None, "what was not used is given back"
+    with found.holding(1, 69):
+        assert found.take(1) is None
+        with found.holding(1, 1):
+            assert found.take(1) is not None

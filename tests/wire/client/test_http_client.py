@@ -16,7 +16,7 @@ from waiting import HUNG_SECONDS
 httpx = pytest.importorskip("httpx")
 
 from windlass.core.client import Late, Unavailable  # noqa: E402
-from windlass.core.request import Delta, Request, ScoreRequest, TokenLogprob, Usage  # noqa: E402
+from windlass.core.request import Delta, Request, ScoreRequest, TokenLogprob, ToolCall, Usage  # noqa: E402
 from windlass.errors import BadInput, Error  # noqa: E402
 from windlass.wire.client.connection import ServerAddress  # noqa: E402
 from windlass.wire.client.errors import ServerBusy  # noqa: E402
@@ -28,7 +28,15 @@ from windlass.wire.schema.errors import ApiError, error_body  # noqa: E402
 from windlass.wire.schema.logprobs import NO_ID  # noqa: E402
 from windlass.wire.schema.models import ModelCard, ModelList  # noqa: E402
 from windlass.wire.server.requests import chat_to_request, completion_to_requests  # noqa: E402
-from windlass.wire.server.responses import ChatStream, CompletionStream, Echo, completion_response, error_event, new_envelope  # noqa: E402
+from windlass.wire.server.responses import (  # noqa: E402
+    ChatStream,
+    CompletionStream,
+    Echo,
+    chat_response,
+    completion_response,
+    error_event,
+    new_envelope,
+)
 
 pytestmark = pytest.mark.pure
 
@@ -483,3 +491,46 @@ def test_nobody_is_there() -> None:
         client = HttpClient(f"http://127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(Unavailable, match="unreachable"):
             run(all_of(client))
+
+
+# --- answers as a whole ----------------------------------------------------------------------------------------------
+
+
+def joined(deltas: list[Delta]) -> tuple[Any, ...]:
+    """What the deltas of an answer say together."""
+    texts = ("".join(delta.content for delta in deltas), "".join(delta.reasoning for delta in deltas))
+    ids = tuple(token for delta in deltas for token in delta.token_ids)
+    calls = [(call.name, call.arguments) for delta in deltas for call in delta.tool_calls]
+    return *texts, ids, calls, deltas[-1].finish_reason, deltas[-1].usage
+
+
+def test_a_whole_chat_says_the_same_as_a_streamed_one() -> None:
+    call = ToolCall(id="c", name="weather", arguments='{"city": "Paris"}')
+    deltas = [
+        Delta(reasoning="Hm.", token_ids=(1,)),
+        Delta(content="Hello", token_ids=(2,)),
+        Delta(tool_calls=(call,), finish_reason="stop", usage=USAGE),
+    ]
+
+    def whole(request: Any) -> Any:
+        answer = chat_response(new_envelope("chatcmpl", "m"), [deltas], token_ids=True)
+        return httpx.Response(200, content=msgspec.json.encode(answer))
+
+    server = FakeServer(whole)
+    found = run(all_of(client_of(server, streams=False)))
+    assert joined(found) == joined(deltas)
+    asked = msgspec.json.decode(server.asked[0].content)
+    assert "stream" not in asked and "stream_options" not in asked
+
+
+def test_a_whole_completion_and_an_error_in_place_of_one() -> None:
+    def whole(request: Any) -> Any:
+        answer = completion_response(new_envelope("cmpl", "m"), [DELTAS], token_ids=True)
+        return httpx.Response(200, content=msgspec.json.encode(answer))
+
+    found = run(all_of(client_of(FakeServer(whole), streams=False), Request(prompt="x", max_tokens=4)))
+    assert joined(found) == joined(DELTAS)
+    with pytest.raises(ServerBusy):
+        run(all_of(client_of(FakeServer(lambda _: httpx.Response(429, content=error_body("full", code="x"))), streams=False)))
+    with pytest.raises(Unavailable, match="invalid response"):
+        run(all_of(client_of(FakeServer(lambda _: httpx.Response(200, content=b"{")), streams=False)))

@@ -414,6 +414,10 @@ def test_a_last_message_of_the_assistant_is_continued(body: dict[str, Any], expe
     ("body", "param"),
     [
         ({"messages": [USER], "continue_final_message": True}, "continue_final_message"),
+        (
+            {"messages": [USER, ASSISTANT], "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
         ({"messages": [USER, ASSISTANT], "add_generation_prompt": False}, None),
         ({"messages": [USER], "add_generation_prompt": False}, "add_generation_prompt"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),

@@ -52,7 +52,8 @@ async def _server(name: str, options: EvalOptions) -> OpenModel:
     from windlass.wire.client.http_client import HttpClient
 
     url, _, model = name.partition("#")
-    client = HttpClient(url, api_key=options.api_key, model=model or None, timeout=options.deadline_seconds)
+    timeout = options.deadline_seconds
+    client = HttpClient(url, api_key=options.api_key, model=model or None, timeout=timeout, streams=False)
     try:
         info = await client.info()
         concurrency = options.concurrency or await server_concurrency(url, options.api_key)

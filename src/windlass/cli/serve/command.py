@@ -17,13 +17,18 @@ windlass serve ./GLM-4.5-Air-int4 --context 32k --max-waiting 128 --api-key keys
 
 windlass serve ./GLM-4.5-Air-int4 --workers 10.0.0.7:9998,10.0.0.8:9998 --secret-file ~/.windlass-secret
 
+windlass serve small=./Qwen3-8B-int4 large=./GLM-4.5-Air-int4 --keep 1 --lora small:legal=./adapters/legal
+
 windlass serve ./Qwen3-8B --engine vllm --plan plan.json"""
 
 
 @opens_model
 def serve(
-    model: str = typer.Argument(
-        ..., metavar="MODEL", help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub."
+    models: list[str] = typer.Argument(
+        ...,
+        metavar="MODEL...",
+        help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub; NAME=MODEL names it. "
+        "Several are loaded on demand.",
     ),
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is every interface."),
     port: int = typer.Option(8000, metavar="PORT", help="Port; 0 picks a free one."),
@@ -61,6 +66,18 @@ def serve(
     otlp: str = typer.Option(
         "", metavar="URL", help="Send a span for every request to this OpenTelemetry collector (OTLP over HTTP)."
     ),
+    lora: list[str] = typer.Option(
+        [],
+        metavar="[MODEL:]NAME=DIR",
+        help="A LoRA adapter (PEFT format), asked for as MODEL:NAME; of the first model unless it says.",
+    ),
+    keep: int | None = typer.Option(
+        None, metavar="N", help="Of several models, how many stay loaded at a time; by default what fits."
+    ),
+    memory: str = typer.Option("", metavar="SIZE", help="Of several models, memory that those loaded may take together."),
+    unload_after: float | None = typer.Option(
+        None, metavar="SECONDS", help="Of several models, unload one that has been idle for so long."
+    ),
     tls_cert: str = typer.Option("", metavar="FILE", help="A certificate (PEM): serve over HTTPS."),
     tls_key: str = typer.Option("", metavar="FILE", help="The certificate's private key (PEM)."),
 ) -> int:
@@ -71,7 +88,11 @@ def serve(
     from windlass.cli.serve.run import ServeOptions, start
 
     options = ServeOptions(
-        model=model,
+        models=tuple(models),
+        lora=tuple(lora),
+        keep=keep,
+        memory=memory,
+        unload_after=unload_after,
         host=host,
         port=port,
         api_key=api_key,

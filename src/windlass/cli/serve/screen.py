@@ -37,11 +37,14 @@ def panel_lines(service: Service, url: str) -> list[str]:
     described += [f"{format_bytes(info.weights_bytes)} of weights"] if info.weights_bytes else []
     room = f"{format_context(info.context_tokens)} context, up to {info.max_sequences:,} running and {settings.max_waiting:,} queued requests"
     loaded = f"; ready in {format_seconds(info.load_seconds)}" if info.load_seconds else ""
+    has_adapters = any(one.adapters for one in service.group)
     lines = [
         f"[bold]{url}/[/]  web page: chat and status" if service.has_page else "",
         f"[bold]{url}/v1[/]  OpenAI-compatible API",
         f"{escape(service.model)}: {escape(', '.join(described))}",
         f"{room}{loaded}",
+        escape(f"on demand: {', '.join(one.model for one in service.group[1:])}") if service.models else "",
+        escape(f"adapters: {', '.join(name for one in service.group for name in one.own_names[1:])}") if has_adapters else "",
         escape(info.details.get("offload", "")),
         escape(f"planned: {service.plan.engine}, {service.plan.layout}, on {service.plan.hardware}") if service.plan else "",
         _key_line(len(service.keys), is_local(settings.host)),

@@ -79,6 +79,22 @@ PREFIX_HITS = counter(
     "windlass_prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", alias="vllm:prefix_cache_hits_total"
 )
 
+# --- several models in one server
+
+MODEL_LOADED = gauge("windlass_model_loaded", "Whether the model is in memory.", "model")
+MODEL_WAITING = gauge("windlass_model_requests_waiting", "Requests that wait for the model to load.", "model")
+MODEL_LOADS = counter("windlass_model_loads_total", "How often the model was loaded.", "model")
+MODEL_SWAPS = counter("windlass_model_swaps_total", "Models unloaded for another.")
+
+# --- drafts
+
+DRAFTED = counter("windlass_speculation_drafted_total", "Tokens drafted.", alias="vllm:spec_decode_num_draft_tokens_total")
+ACCEPTED = counter(
+    "windlass_speculation_accepted_total",
+    "Drafted tokens that were accepted.",
+    alias="vllm:spec_decode_num_accepted_tokens_total",
+)
+
 # --- weights outside the first tier
 
 OFFLOAD_BYTES = gauge("windlass_offload_weights_bytes", "Weights by the tier they live in (device, host, disk).", "tier")
@@ -133,7 +149,10 @@ ENGINE = (
     PREEMPTIONS,
     PREFIX_QUERIES,
     PREFIX_HITS,
+    DRAFTED,
+    ACCEPTED,
 )
+MODELS = (MODEL_LOADED, MODEL_WAITING, MODEL_LOADS, MODEL_SWAPS)
 OFFLOAD = (OFFLOAD_BYTES, OFFLOAD_READ_BYTES, OFFLOAD_READ_SECONDS, OFFLOAD_EXPERT_HITS, OFFLOAD_EXPERT_MISSES)
 FLEET = (
     WORKER_UP,

@@ -12,6 +12,7 @@ PARTS = MappingProxyType(
     {
         "serve": serving.SERVE,
         "engine": serving.ENGINE,
+        "models": serving.MODELS,
         "offload": serving.OFFLOAD,
         "fleet": serving.FLEET,
         "train": training.TRAIN,

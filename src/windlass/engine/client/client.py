@@ -73,6 +73,10 @@ class EngineClient:
         """For a stuck engine: kills its process; another one continues its requests."""
         await self._requests.restart()
 
+    async def unload(self) -> None:
+        """Gives back the engine's memory; the next request loads it again."""
+        await self._requests.unload()
+
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         began = time.monotonic()
         size = _size(request)
@@ -180,6 +184,8 @@ class EngineClient:
             grammar=encoded.grammar,
             deadline_seconds=left,
             owner=request.owner,
+            priority=request.priority,
+            adapter=request.adapter,
         )
 
     async def _ready(self, deadline_seconds: float | None) -> Info:

@@ -105,12 +105,16 @@ class EngineRequests:
         self._on_lost(connection, connection.end(error), error)
         await connection.close()
 
-    async def close(self) -> None:
-        self._is_closed = True
+    async def unload(self) -> None:
+        """Ends the engine and waits until its process is gone; the next request starts another."""
         connections = [*self._lost, *([self._connection] if self._connection is not None else [])]
         self._connection, self._lost = None, []
         for connection in connections:
             await connection.close()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self.unload()
 
     def _next_number(self) -> int:
         self._numbers += 1

@@ -22,6 +22,7 @@ from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.kernels.program import program
 from windlass.kernels.program.only_views import NotRecordable
 from windlass.kernels.step import KvCache, Step
+from windlass.nn.adapters import Adapters
 
 Decoder = Callable[[Step, Sequence[KvCache]], Tensor]
 """nn.Decoder, or a fake in tests: fp32 logits of the rows that the step selects."""
@@ -113,6 +114,9 @@ class Runner:
         self.verify_graphs: VerifyGraphs | None = None
         self._in_flight: InFlightStep | None = None
         self._num_tokens = num_tokens
+        self.adapters: Adapters | None = None
+        self._adapted: tuple[program.Program, Tensor] | None = None
+        """The program of steps with adapters, and its logits; recorded when the first one comes."""
         self._spare_block = limits.num_blocks
         """For padding rows: the last block of the caches, which the scheduler does not know."""
         self.why_not_recorded = self._prepare(torch.device(device).type, limits) if record else "not requested"
@@ -147,6 +151,8 @@ class Runner:
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """fp32 logits of the rows that the chunks need; valid until the next run."""
         self._in_flight = None
+        if self.adapters is not None and any(chunk.sequence.adapter for chunk in chunks):
+            return self._run_adapted(chunks, self.adapters)
         captured = self._fill_buffers(chunks)
         if captured is not None:
             captured.graph.replay()
@@ -157,6 +163,35 @@ class Runner:
             return self._logits[: int(self._buffers.counts[2])]
         with torch.inference_mode():
             return self._decoder(self._buffers.step, self._caches)
+
+    def set_adapters(self, adapters: Adapters) -> None:
+        """Also after its adapters have changed."""
+        self.adapters, self._adapted = adapters, None
+
+    def _run_adapted(self, chunks: Sequence[Chunk], adapters: Adapters) -> Tensor:
+        """A step in which some rows have an adapter: its own recorded program, or without graphs."""
+        buffers = self._buffers
+        buffers.wait()
+        buffers.upload(len(chunks), self._fill(chunks))
+        starts = buffers.starts.tolist()
+        adapters.rows = [
+            (starts[number], starts[number + 1], chunk.sequence.adapter)
+            for number, chunk in enumerate(chunks)
+            if chunk.sequence.adapter
+        ]
+        adapters.enabled = True
+        try:
+            if self._program is None:
+                with torch.inference_mode():
+                    return self._decoder(buffers.step, self._caches)
+            if self._adapted is None:
+                with program.record(buffers.step.counts[0:1]) as recorded:
+                    logits = self._decoder(buffers.step, self._caches)
+                self._adapted = recorded, logits
+            self._adapted[0].run()
+            return self._adapted[1][: int(buffers.counts[2])]
+        finally:
+            adapters.enabled = False
 
     def _prepare(self, device: str, limits: SchedulerLimits) -> str:
         """Returns why steps cannot be replayed; empty: they can."""

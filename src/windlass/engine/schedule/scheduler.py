@@ -180,7 +180,7 @@ class Scheduler:
         if is_computed:
             sequence.num_computed += 1
             self._register(sequence)
-        self.waiting.charge(sequence.owner, 1)
+        self.waiting.charge(sequence, 1)
         if token in sequence.stop_token_ids:
             return "stop"
         return "length" if sequence.num_output >= sequence.max_tokens else None
@@ -292,7 +292,7 @@ class Scheduler:
         sequence.num_computed = len(match.blocks) * self.limits.block_tokens
         if sequence.num_cached < 0:
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-            self.waiting.charge(sequence.owner, sequence.num_prompt - sequence.num_cached)
+            self.waiting.charge(sequence, sequence.num_prompt - sequence.num_cached)
         self.prefix_query_tokens += len(sequence.tokens)
         self.prefix_hit_tokens += sequence.num_computed
         self.waiting.pop(sequence)

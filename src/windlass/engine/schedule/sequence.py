@@ -21,7 +21,11 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()
     salt: str = ""
     owner: str = ""
-    """For fair scheduling between owners."""
+    """For fair scheduling between owners: GROUP/USER."""
+    priority: int = 0
+    """Lower is more urgent (queue.py)."""
+    adapter: str = ""
+    """The LoRA adapter that its rows are computed with; empty: none."""
     scored_from: int | None = None
     """The first prompt token whose log-probability is requested; None: none."""
     request: Any = None

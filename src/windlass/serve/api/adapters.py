@@ -63,15 +63,26 @@ class GenerationJob:
     """Names of a chat's parameters in the API of this job."""
 
 
+UNLIMITED_TOKENS = 512
+"""Assumed length of an answer that has no limit."""
+CHARACTERS_PER_TOKEN = 4
+
+
+def expected_tokens(job: GenerationJob, num_bytes: int) -> int:
+    """What a request may use, for the limits of its key: its prompt, by the size of the body, and its longest answer."""
+    answers = sum(UNLIMITED_TOKENS if one.max_tokens is None else one.max_tokens for one in job.requests)
+    return num_bytes // CHARACTERS_PER_TOKEN + answers
+
+
 MakeJob = Callable[[Service, bytes, Caller], GenerationJob]
 
 
 def chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, ChatRequest)
-    service.check_model(body.model)
+    adapter = service.check_model(body.model)
     n = body.n or 1
-    job = chat_requests(service, body, caller)
-    envelope = new_envelope("chatcmpl", service.model, service.fingerprint)
+    job = chat_requests(service, body, caller, adapter)
+    envelope = new_envelope("chatcmpl", service.shown_model(adapter), service.fingerprint)
     shown = {"logprobs": bool(body.logprobs), "token_ids": bool(body.return_token_ids), "has_stops": bool(body.stop)}
 
     async def writer() -> ResponseWriter:
@@ -81,12 +92,12 @@ def chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     return replace(job, writer=writer)
 
 
-def chat_requests(service: Service, body: ChatRequest, caller: Caller) -> GenerationJob:
+def chat_requests(service: Service, body: ChatRequest, caller: Caller, adapter: str = "") -> GenerationJob:
     """A chat of any API, without the writer of its response."""
     request = chat_to_request(body, service.limits)
     owner = _owner(caller, body.user or body.safety_identifier)
     notes = SchemaNotes(request)
-    requests = [_with_owner(one, service, caller, owner) for one in expand_n(request, body.n or 1)]
+    requests = [_with_owner(one, service, caller, owner, adapter) for one in expand_n(request, body.n or 1)]
     headers = [*notes.headers, *_tool_header(service, request)]
     return GenerationJob(body, requests, _no_writer, tuple(headers), notes.verdict)
 
@@ -103,22 +114,21 @@ async def _no_writer() -> ResponseWriter:
 
 def completion_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, CompletionRequest)
-    service.check_model(body.model)
-    job = completion_requests(service, body, caller)
+    job = completion_requests(service, body, caller, service.check_model(body.model))
     return replace(job, writer=partial(_completion_writer, service, body, job.requests))
 
 
-def completion_requests(service: Service, body: CompletionRequest, caller: Caller) -> GenerationJob:
+def completion_requests(service: Service, body: CompletionRequest, caller: Caller, adapter: str = "") -> GenerationJob:
     """Without the writer of its response."""
     owner = _owner(caller, body.user)
-    requests = [_with_owner(one, service, caller, owner) for one in completion_to_requests(body, service.limits)]
+    requests = [_with_owner(one, service, caller, owner, adapter) for one in completion_to_requests(body, service.limits)]
     notes = SchemaNotes(requests[0])
     return GenerationJob(body, requests, _no_writer, tuple(notes.headers), notes.verdict)
 
 
 async def _completion_writer(service: Service, body: CompletionRequest, requests: Sequence[Request]) -> ResponseWriter:
     n = body.n or 1
-    envelope = new_envelope("cmpl", service.model, service.fingerprint)
+    envelope = new_envelope("cmpl", service.shown_model(requests[0].adapter), service.fingerprint)
     shown: dict[str, Any] = {
         "n": n,
         "logprobs": body.logprobs is not None,
@@ -143,16 +153,18 @@ def _usage_options(body: CommonRequest) -> dict[str, bool]:
 
 
 def _owner(caller: Caller, user: str | None) -> str:
-    """The engine is shared fairly between owners: per API key, and within a key per `user` if given, else per address."""
-    return f"{caller.key}:{(user or caller.address)[:MAX_OWNER_CHARACTERS]}"
+    """The engine is shared fairly between API keys (without keys, addresses), and each share between users, else addresses."""
+    return f"{caller.share}/{(user or caller.address)[:MAX_OWNER_CHARACTERS]}"
 
 
-def _with_owner(request: Request, service: Service, caller: Caller, owner: str) -> Request:
+def _with_owner(request: Request, service: Service, caller: Caller, owner: str, adapter: str) -> Request:
     """Different keys do not share cached prefixes: response times would reveal what others asked."""
-    salt = request.cache_salt
+    salt, priority = request.cache_salt, request.priority
     if len(service.keys) > 1:
         salt = f"{caller.key}:{salt}"
-    return msgspec.structs.replace(request, owner=owner, cache_salt=salt)
+    if caller.key:
+        priority = max(priority, service.keys[caller.key - 1].priority)
+    return msgspec.structs.replace(request, owner=owner, cache_salt=salt, priority=priority, adapter=adapter)
 
 
 async def _echoes(client: Client, requests: Sequence[Request], n: int) -> list[Echo]:

@@ -16,6 +16,7 @@ from windlass.core.client import Embeds, Tokenizes
 from windlass.core.request import Embedding, EmbedRequest, ScoreRequest, Usage
 from windlass.serve.api.caller import Caller, caller_of
 from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
+from windlass.serve.api.interrupt import interruptible
 from windlass.serve.service import Service
 from windlass.wire.decode import decode
 from windlass.wire.schema.embeddings import (
@@ -38,7 +39,7 @@ async def embeddings(service: Service, scope: Scope, receive: Receive, send: Sen
     service.check_model(body.model)
     if body.truncate_prompt_tokens is not None:
         raise unsupported("truncate_prompt_tokens", "is not supported: inputs are never truncated")
-    found = await embed_all(service, inputs_of(body.input), body.pooling or "last", caller_of(scope), body)
+    found = await embed_all(service, inputs_of(body.input), body.pooling or "last", scope, receive, body)
     vectors = [unit_vector(one.vector, body.dimensions) for one in found]
     is_packed = body.encoding_format == "base64"
     data = [EmbeddingEntry(index=index, embedding=_base64(one) if is_packed else one) for index, one in enumerate(vectors)]
@@ -62,14 +63,20 @@ def inputs_of(given: str | list[Any]) -> list[dict[str, Any]]:
 
 
 async def embed_all(
-    service: Service, inputs: Sequence[dict[str, Any]], pooling: Any, caller: Caller, body: object
+    service: Service, inputs: Sequence[dict[str, Any]], pooling: Any, scope: Scope, receive: Receive, body: object
 ) -> list[Embedding]:
-    """One after another, in one place of the queue: other requests go on between them."""
-    client = _embeds(service)
+    """One after another, in one place of the queue: other requests go on between them. Those that were made before the client
+    disconnected are counted."""
+    client, caller = _embeds(service), caller_of(scope)
     service.check_quota(caller.key)
-    with admitted_tokens(service, caller.share), naming_params(body):
-        found = [await client.embed(EmbedRequest(**given, pooling=pooling)) for given in inputs]
-    service.charge(caller.key, [Usage(prompt_tokens=one.num_tokens, completion_tokens=0) for one in found])
+    found: list[Embedding] = []
+    try:
+        with admitted_tokens(service, caller.share), naming_params(body):
+            async with interruptible(receive, service.settings.deadline_seconds):
+                for given in inputs:
+                    found.append(await client.embed(EmbedRequest(**given, pooling=pooling)))  # noqa: PERF401 - kept if a later one fails
+    finally:
+        service.charge(caller.key, [Usage(prompt_tokens=one.num_tokens, completion_tokens=0) for one in found])
     return found
 
 
@@ -108,10 +115,16 @@ async def rerank(service: Service, scope: Scope, receive: Receive, send: Send) -
         raise invalid("documents", f"has {len(texts)} entries; at most {MAX_INPUTS} are allowed per request")
     caller, client = caller_of(scope), tokenizer_of(service)
     service.check_quota(caller.key)
-    with admitted_tokens(service, caller.share), naming_params(body):
-        scores = [await _relevance(service, client, text, body.query, _cache_salt(service, caller)) for text in texts]
-    total = sum(count for _, count in scores)
-    service.charge(caller.key, [Usage(prompt_tokens=total, completion_tokens=0)])
+    scores: list[tuple[float, int]] = []
+    try:
+        with admitted_tokens(service, caller.share), naming_params(body):
+            async with interruptible(receive, service.settings.deadline_seconds):
+                for text in texts:
+                    one = await _relevance(service, client, text, body.query, _cache_salt(service, caller))
+                    scores.append(one)
+    finally:
+        total = sum(count for _, count in scores)
+        service.charge(caller.key, [Usage(prompt_tokens=total, completion_tokens=0)])
     order = sorted(range(len(texts)), key=lambda index: -scores[index][0])[: body.top_n]
     results = [
         RerankResult(

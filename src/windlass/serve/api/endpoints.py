@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from windlass.core.client import Tokenizes
 from windlass.errors import Error
 from windlass.serve.api.caller import caller_of
+from windlass.serve.api.interrupt import interruptible
 from windlass.serve.api.status import status
 from windlass.serve.http import errors
 from windlass.serve.http.asgi import EVENT_STREAM, Header, response_start, retry_after, send_response
@@ -48,12 +49,19 @@ class Endpoint:
 
 async def health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """Liveness; a draining server is still healthy."""
-    await _health(send, service, service.supervisor.is_ready)
+    await _health(send, service, _is_up(service))
 
 
 async def ready(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """Readiness: whether new requests are accepted."""
-    await _health(send, service, service.supervisor.is_ready and not service.draining.is_set())
+    await _health(send, service, _is_up(service) and not service.draining.is_set())
+
+
+def _is_up(service: Service) -> bool:
+    """Of several models: whether one is loaded, or was and can be again."""
+    if service.models is None:
+        return service.supervisor.is_ready
+    return any(one.slot.loads and one.slot.error is None for one in service.group)
 
 
 class HealthBody(msgspec.Struct):
@@ -73,19 +81,32 @@ async def send_json(send: Send, value: Any, code: int = 200, headers: list[Heade
 
 
 async def models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_json(send, ModelList(data=[_card(service)]))
+    await send_json(send, ModelList(data=[card for one in service.group for card in _cards(one)]))
 
 
 async def model(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     name = scope["path_params"]["model"]
-    card = _card(service)
-    if name != card.id:
-        raise errors.unknown_model(card.id)
-    await send_json(send, card)
+    cards = [card for one in service.group for card in _cards(one)]
+    found = next((card for card in cards if card.id == name), None)
+    if found is None:
+        raise errors.unknown_model(service.names)
+    await send_json(send, found)
+
+
+def _cards(service: Service) -> list[ModelCard]:
+    """The model, and its adapters as vLLM shows them."""
+    own = _card(service)
+    names = [service.shown_model(adapter) for adapter in service.adapters]
+    return [own, *(msgspec.structs.replace(own, id=name, parent=own.id) for name in names)]
 
 
 def _card(service: Service) -> ModelCard:
-    return model_card(service.info, service.created, service.model)
+    if service.models is None:
+        return model_card(service.info, service.created, service.model)
+    info, state = service.supervisor.info, service.slot.state
+    if info is None:
+        return ModelCard(id=service.model, created=service.created, state=state)
+    return msgspec.structs.replace(model_card(info, service.created, service.model), state=state)
 
 
 async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,10 +122,11 @@ async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send)
     service.check_model(body.model)
     client, length = tokenizer_of(service), service.info.context_tokens
     with admitted_tokens(service, caller_of(scope).share), naming_params(body):
-        text = await asyncio.to_thread(_text_of, body)
-        is_plain = body.prompt is not None and body.add_special_tokens is False
-        tokens = await (client.tokenize(text, special=False) if is_plain else client.tokenize(text))
-        strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
+        async with interruptible(receive, service.settings.deadline_seconds):
+            text = await asyncio.to_thread(_text_of, body)
+            is_plain = body.prompt is not None and body.add_special_tokens is False
+            tokens = await (client.tokenize(text, special=False) if is_plain else client.tokenize(text))
+            strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
     await send_json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
 
 
@@ -159,7 +181,8 @@ async def detokenize(service: Service, scope: Scope, receive: Receive, send: Sen
 
 async def ready_body(service: Service, scope: Scope, receive: Receive) -> bytes:
     body = await service.body_reader.read(scope, receive)
-    _ = service.info  # raises 503 if the engine is not ready
+    if service.models is None:
+        _ = service.info  # raises 503 if the engine is not ready
     return body
 
 

@@ -15,8 +15,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from windlass.core.request import Delta, Request, Usage
 from windlass.errors import Error
-from windlass.serve.api.adapters import EventWriter, GenerationJob, MakeJob, WriteResponse
+from windlass.serve.api.adapters import EventWriter, GenerationJob, MakeJob, WriteResponse, expected_tokens
 from windlass.serve.api.caller import caller_of
+from windlass.serve.api.interrupt import wait_disconnect
 from windlass.serve.api.middleware import DETAILS
 from windlass.serve.backend.in_flight import InFlightRequest
 from windlass.serve.backend.merge import Batch, merge_streams
@@ -44,11 +45,13 @@ class GenerateEndpoint:
         service = self._service
         arrived = time.perf_counter()
         try:
-            job = await self._read(scope, receive)
-            service.check_quota(caller_of(scope).key)
+            job, num_bytes = await self._read(scope, receive)
+            key, share = caller_of(scope).key, caller_of(scope).share
+            service.check_quota(key)
             if service.settings.log_prompts:
                 service.log.line(f"prompt: {prompt_text(job.requests[0])}")
-            with service.admitted(len(job.requests), caller_of(scope).share) as flight:
+            held = service.quotas.holding(key, expected_tokens(job, num_bytes))
+            with held, service.admitted(len(job.requests), share) as flight:
                 await _Generation(service, job, flight, scope, send, arrived).run(receive)
         except ApiError as refusal:
             service.metrics.count_outcome(outcome(refusal))
@@ -57,12 +60,14 @@ class GenerateEndpoint:
             service.metrics.count_outcome("cancelled")
             raise
 
-    async def _read(self, scope: Scope, receive: Receive) -> GenerationJob:
+    async def _read(self, scope: Scope, receive: Receive) -> tuple[GenerationJob, int]:
+        """And the size of the body."""
         raw = await self._service.body_reader.read(scope, receive)
         _ = self._service.info  # raises 503 if the engine is not ready, before the body is looked at
         if len(raw) < LARGE_BYTES:
-            return self._make_job(self._service, raw, caller_of(scope))
-        return await asyncio.to_thread(self._make_job, self._service, raw, caller_of(scope))
+            return self._make_job(self._service, raw, caller_of(scope)), len(raw)
+        with self._service.body_reader.held(len(raw)):
+            return await asyncio.to_thread(self._make_job, self._service, raw, caller_of(scope)), len(raw)
 
 
 def outcome(refusal: ApiError) -> str:
@@ -94,7 +99,7 @@ class _Generation:
         self._events: EventWriter | None = None
 
     async def run(self, receive: Receive) -> None:
-        self._disconnect_task = disconnect_task = asyncio.create_task(_wait_disconnect(receive, self._flight))
+        self._disconnect_task = disconnect_task = asyncio.create_task(wait_disconnect(receive, self._flight))
         deadline = self._job.requests[0].deadline_seconds or self._service.settings.deadline_seconds
         timer = asyncio.get_running_loop().call_later(deadline, self._flight.cancel, "deadline")
         try:
@@ -270,10 +275,3 @@ def usage_text(usages: Sequence[Usage]) -> str:
 
 
 def _no_abort() -> None: ...
-
-
-async def _wait_disconnect(receive: Receive, flight: InFlightRequest) -> None:
-    """The body has been read, so the next message can only be a disconnect."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    flight.cancel("disconnected")

@@ -81,13 +81,17 @@ async def ollama_version(service: Service, scope: Scope, receive: Receive, send:
 
 
 async def ollama_tags(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_json(send, {"models": [_model(service)]})
+    await send_json(send, {"models": [_model(one) for one in service.group]})
 
 
 async def ollama_ps(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, {"models": [_loaded(one) for one in service.group if one.models is None or one.slot.is_open]})
+
+
+def _loaded(service: Service) -> dict[str, Any]:
     info = service.info
-    memory = {"size_vram": 0 if info.device in ("", "cpu") else info.weights_bytes, "context_length": info.context_tokens}
-    await send_json(send, {"models": [{**_model(service), "expires_at": NEVER, **memory}]})
+    vram = 0 if info.device in ("", "cpu") else info.weights_bytes
+    return {**_model(service), "expires_at": NEVER, "size_vram": vram, "context_length": info.context_tokens}
 
 
 async def ollama_show(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +99,7 @@ async def ollama_show(service: Service, scope: Scope, receive: Receive, send: Se
     info = service.info
     capabilities = ["completion", *(["tools"] if info.tools else [])]
     shown = {
-        "details": _details(service),
+        "details": _details(info.scheme),
         "model_info": {"general.architecture": "windlass", "windlass.context_length": info.context_tokens},
         "capabilities": capabilities,
         "modified_at": now(),
@@ -123,19 +127,19 @@ def _named(service: Service, body: OllamaModelRequest) -> None:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    name = service.model
+    """Of one that is not loaded only what is known then."""
+    name, is_known = service.model, service.models is None or service.supervisor.info is not None
     return {
         "name": name,
         "model": name,
         "modified_at": now(),
-        "size": service.info.weights_bytes,
-        "digest": service.fingerprint.removeprefix("fp_"),
-        "details": _details(service),
+        "size": service.info.weights_bytes if is_known else 0,
+        "digest": service.fingerprint.removeprefix("fp_") if is_known else "",
+        "details": _details(service.info.scheme if is_known else ""),
     }
 
 
-def _details(service: Service) -> dict[str, Any]:
-    scheme = service.info.scheme
+def _details(scheme: str) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "windlass",
@@ -152,7 +156,7 @@ async def ollama_embed(service: Service, scope: Scope, receive: Receive, send: S
     if body.truncate:
         raise unsupported("truncate", "is not supported: inputs are never truncated")
     given = [body.input] if isinstance(body.input, str) else body.input
-    found = await embed_all(service, inputs_of(given), "last", caller_of(scope), body)
+    found = await embed_all(service, inputs_of(given), "last", scope, receive, body)
     vectors = [unit_vector(one.vector, body.dimensions) for one in found]
     count = sum(one.num_tokens for one in found)
     await send_json(send, {"model": body.model, "embeddings": vectors, "prompt_eval_count": count})

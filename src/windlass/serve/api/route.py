@@ -55,6 +55,11 @@ class ApiRoute(Frozen):
     """503 has the same body as 200."""
 
     @property
+    def names_model(self) -> bool:
+        """Whether its body may say which model answers."""
+        return self.request is not None and "model" in getattr(self.request, "__struct_fields__", ())
+
+    @property
     def openapi_path(self) -> str:
         """OpenAPI has no convertors: `/v1/models/{model}`."""
         return _CONVERTOR.sub("}", self.path)

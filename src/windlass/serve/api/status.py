@@ -7,6 +7,7 @@ import time
 from windlass.core.model import Frozen
 from windlass.core.plan import Plan
 from windlass.core.request import Info, Stats
+from windlass.serve.backend.models import ModelReport
 from windlass.serve.monitor.metrics import Metrics, kv_cache_usage
 from windlass.serve.monitor.resources import ResourceUsage
 from windlass.serve.service import Service
@@ -77,6 +78,9 @@ class Status(Frozen):
     workers: tuple[WorkerStatus, ...]
     has_history: bool = False
     """Whether /windlass/history has alerts and the last day."""
+    models: tuple[ModelReport, ...] = ()
+    """Of a server of several models."""
+    swaps: int = 0
 
 
 def status(service: Service) -> Status:
@@ -98,6 +102,8 @@ def status(service: Service) -> Status:
         plan=plan_summary(service.plan) if service.plan else engine_summary(info) if info else None,
         workers=_workers(service),
         has_history=service.watch is not None,
+        models=service.models.reports() if service.models else (),
+        swaps=service.models.swaps if service.models else 0,
     )
 
 

@@ -34,12 +34,12 @@ _encode = msgspec.json.Encoder().encode
 
 def responses_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, ResponsesRequest)
-    service.check_model(body.model)
+    adapter = service.check_model(body.model)
     earlier = _earlier(service, body, caller)
     with renaming(responses.PARAMS):
         chat = responses.responses_to_chat(body, msgspec.convert(earlier, list[InputItem]))
-        job = chat_requests(service, chat, caller)
-    builder = ResponseBuilder(body, service.model)
+        job = chat_requests(service, chat, caller, adapter)
+    builder = ResponseBuilder(body, service.shown_model(adapter))
 
     def whole(choices: Sequence[Sequence[Delta]]) -> bytes:
         _add_all(builder.event, choices)
@@ -66,10 +66,10 @@ def _earlier(service: Service, body: ResponsesRequest, caller: Caller) -> list[d
 
 def messages_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, MessagesRequest)
-    service.check_model(body.model)
+    adapter = service.check_model(body.model)
     with renaming(anthropic.PARAMS):
-        job = chat_requests(service, anthropic.messages_to_chat(body), caller)
-    builder = MessageBuilder(service.model, body.stop_sequences or ())
+        job = chat_requests(service, anthropic.messages_to_chat(body), caller, adapter)
+    builder = MessageBuilder(service.shown_model(adapter), body.stop_sequences or ())
 
     def whole(choices: Sequence[Sequence[Delta]]) -> bytes:
         _add_all(builder.event, choices)
@@ -81,28 +81,28 @@ def messages_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
 
 def ollama_chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, OllamaChatRequest)
-    check_ollama_model(service, body.model)
+    adapter = check_ollama_model(service, body.model)
     with renaming(ollama.PARAMS):
-        job = chat_requests(service, ollama.ollama_to_chat(body, service.info.context_tokens), caller)
+        job = chat_requests(service, ollama.ollama_to_chat(body, service.info.context_tokens), caller, adapter)
     return _ollama_job(service, body, job, is_chat=True)
 
 
 def ollama_generate_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, OllamaGenerateRequest)
-    check_ollama_model(service, body.model)
+    adapter = check_ollama_model(service, body.model)
     context = service.info.context_tokens
     with renaming(ollama.PARAMS):
         if body.raw:
-            job = _raw_job(service, body, caller)
+            job = _raw_job(service, body, caller, adapter)
         else:
-            job = chat_requests(service, ollama.generate_to_chat(body, context), caller)
+            job = chat_requests(service, ollama.generate_to_chat(body, context), caller, adapter)
     return _ollama_job(service, body, job, is_chat=False)
 
 
-def _raw_job(service: Service, body: OllamaGenerateRequest, caller: Caller) -> GenerationJob:
+def _raw_job(service: Service, body: OllamaGenerateRequest, caller: Caller, adapter: str) -> GenerationJob:
     """Without a limit unless one is given; OpenAI's completions have one."""
     completion = ollama.generate_to_completion(body, service.info.context_tokens)
-    job = completion_requests(service, completion, caller)
+    job = completion_requests(service, completion, caller, adapter)
     requests = [msgspec.structs.replace(request, max_tokens=completion.max_tokens) for request in job.requests]
     return replace(job, requests=requests)
 
@@ -117,9 +117,9 @@ def _ollama_job(service: Service, body: OllamaRequest, job: GenerationJob, is_ch
     return replace(job, writer=writer, media_type=NDJSON, params=ollama.PARAMS)
 
 
-def check_ollama_model(service: Service, name: str) -> None:
-    """Names may have a tag."""
-    service.check_model(name.removesuffix(":latest"))
+def check_ollama_model(service: Service, name: str) -> str:
+    """Names may have a tag. Returns the adapter."""
+    return service.check_model(name.removesuffix(":latest"))
 
 
 def _writer(stream: bool | None, events: Any, whole: Callable[[Sequence[Sequence[Delta]]], bytes]) -> Any:

@@ -1,14 +1,15 @@
 """Limits of API keys: requests and tokens a minute, tokens a day. Knows no HTTP and no engine.
 
-Requests and tokens refill continuously (a token bucket). Tokens are counted when a request ends, so one request may exceed a limit; the
-next one waits until the debt is paid.
+Requests and tokens refill continuously (a token bucket). While a request runs, the tokens that it may use are held; when it ends, those
+that it did use are counted. So one request may exceed a limit, but not many at once; the next one waits until the debt is paid.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 from windlass.core.model import Frozen
 from windlass.serve.api_key import ApiKey
@@ -90,6 +91,15 @@ class Quotas:
     def take(self, key: int) -> Exceeded | None:
         found = self._keys.get(key)
         return None if found is None else found.take(self._clock())
+
+    @contextmanager
+    def holding(self, key: int, tokens: int) -> Generator[None]:
+        """Tokens that a request may use, while it runs."""
+        self.charge(key, tokens)
+        try:
+            yield
+        finally:
+            self.charge(key, -tokens)
 
     def charge(self, key: int, tokens: int) -> None:
         found = self._keys.get(key)

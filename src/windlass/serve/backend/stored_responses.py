@@ -1,12 +1,13 @@
 """Responses that are kept for a while, so that a later request can continue them. In memory: a restart forgets them.
 
-Bounded in number and size, the oldest first, and each for a limited time. Whoever stored one is the only one who can read it.
+Bounded in number and size, and each for a limited time. Where there is no room, whoever holds most loses the oldest one, so that one key
+cannot push out another's. Whoever stored one is the only one who can read it.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ class StoredResponses:
         self._max_responses, self._max_bytes, self._max_seconds, self._clock = max_responses, max_bytes, max_seconds, clock
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
         self.num_bytes = 0
+        self._by_owner: Counter[str] = Counter()
+        """Bytes of each owner."""
 
     def __len__(self) -> int:
         return len(self._stored)
@@ -54,6 +57,7 @@ class StoredResponses:
             return
         self._stored[response["id"]] = kept
         self.num_bytes += kept.size
+        self._by_owner[owner] += kept.size
         self._evict()
 
     def get(self, owner: str, id: str) -> StoredResponse | None:
@@ -64,15 +68,21 @@ class StoredResponses:
     def delete(self, owner: str, id: str) -> bool:
         if self.get(owner, id) is None:
             return False
-        self.num_bytes -= self._stored.pop(id).size
+        self._drop(id)
         return True
 
     def _evict(self) -> None:
-        """In the order of arrival, which is that of expiry."""
+        """Expired ones in the order of arrival, which is that of expiry; then the oldest of whoever holds most."""
         now = self._clock()
-        while self._stored:
-            oldest = next(iter(self._stored.values()))
-            is_full = len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes
-            if not is_full and oldest.expires > now:
-                return
-            self.num_bytes -= self._stored.popitem(last=False)[1].size
+        while self._stored and next(iter(self._stored.values())).expires <= now:
+            self._drop(next(iter(self._stored)))
+        while len(self._stored) > self._max_responses or self.num_bytes > self._max_bytes:
+            largest = max(self._by_owner, key=self._by_owner.__getitem__)
+            self._drop(next(id for id, one in self._stored.items() if one.owner == largest))
+
+    def _drop(self, id: str) -> None:
+        gone = self._stored.pop(id)
+        self.num_bytes -= gone.size
+        self._by_owner[gone.owner] -= gone.size
+        if not self._by_owner[gone.owner]:
+            del self._by_owner[gone.owner]

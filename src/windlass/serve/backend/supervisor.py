@@ -18,7 +18,7 @@ from windlass.core.request import Info
 from windlass.errors import Error
 from windlass.serve.backend.admission import clamp_retry_seconds
 
-State = Literal["loading", "ready", "restarting", "dead"]
+State = Literal["loading", "ready", "restarting", "dead", "unloaded"]
 PROBE_SECONDS = 1.0
 FAILURE_WINDOW_SECONDS = 60.0
 """Failures older than this no longer count for the backoff."""
@@ -97,8 +97,16 @@ class Supervisor:
             await self._changed.wait()
         return self.info
 
+    async def unload(self) -> None:
+        """Ends the engine, while `run` does not run; the next `run` starts it again."""
+        self.state, self.info, self.error, self._consecutive = "unloaded", None, None, 0
+        end: Callable[[], Awaitable[None]] | None = getattr(self.client, "unload", None)
+        if end is not None:
+            await end()
+
     async def run(self) -> None:
         """Until cancelled."""
+        self.state = "loading" if self.state == "unloaded" else self.state
         while True:
             try:
                 await self._probe()

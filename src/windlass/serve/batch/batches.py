@@ -4,6 +4,7 @@ server that is started again goes on where it was."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from windlass.serve.batch.files import ID, FileStore, new_id
 
 Status = Literal["in_progress", "completed", "cancelled", "failed"]
 MAX_LINES = 50_000
+MAX_OUTPUT_BYTES = 256 * 2**20
+"""Of one batch; lines beyond fail."""
 MAX_OPEN = 16
 """Unfinished batches of each owner."""
 
@@ -25,6 +28,13 @@ class BatchLine(Frozen):
     method: Literal["POST"]
     url: str
     body: msgspec.Raw
+
+
+class ResultLine(msgspec.Struct, frozen=True):
+    """What is looked at in a line of results."""
+
+    custom_id: str
+    error: dict[str, Any] | None
 
 
 class Batch(Frozen):
@@ -121,30 +131,30 @@ class BatchStore:
         if data and not data.endswith(b"\n"):
             self._files.write(path, data[: data.rfind(b"\n") + 1])
 
-    def results(self, batch: Batch) -> list[dict[str, Any]]:
-        """The complete lines: one that a crash cut off is made again."""
+    def results(self, batch: Batch) -> Iterator[tuple[ResultLine, bytes]]:
+        """The complete lines, one at a time: one that a crash cut off is made again."""
         try:
-            data = self.partial(batch).read_bytes()
+            file = self.partial(batch).open("rb")
         except OSError:
-            return []
-        found: list[dict[str, Any]] = []
-        for line in data.split(b"\n")[:-1]:
-            try:
-                found.append(msgspec.json.decode(line))
-            except msgspec.DecodeError:
-                continue
-        return found
+            return
+        with file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    yield msgspec.json.decode(line, type=ResultLine), line
+                except msgspec.DecodeError:
+                    continue
 
     def finish(self, batch: Batch, status: Status) -> Batch:
         """Writes the output files, and then that it has ended."""
-        results = self.results(batch)
-        good = [line for line in results if line["error"] is None]
-        bad = [line for line in results if line["error"] is not None]
-        for id, lines, name in ((batch.output_file_id, good, "output"), (batch.error_file_id, bad, "errors")):
-            if lines:
-                data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-                self._files.put(batch.owner, f"{batch.id}_{name}.jsonl", "batch_output", data, id)
-        ended = msgspec.structs.replace(batch, status=status, completed=len(good), failed=len(bad), ended_at=int(time.time()))
+        counts = {False: 0, True: 0}
+        for is_bad, id, name in ((False, batch.output_file_id, "output"), (True, batch.error_file_id, "errors")):
+            lines = (line for found, line in self.results(batch) if (found.error is not None) == is_bad)
+            counts[is_bad] = self._files.put_lines(batch.owner, f"{batch.id}_{name}.jsonl", "batch_output", lines, id)
+        ended = msgspec.structs.replace(
+            batch, status=status, completed=counts[False], failed=counts[True], ended_at=int(time.time())
+        )
         self.save(ended)
         self.partial(batch).unlink(missing_ok=True)
         return ended

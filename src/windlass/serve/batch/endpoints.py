@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from email.message import Message
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -9,6 +11,7 @@ from typing import Any, Literal
 
 from starlette.types import Receive, Scope, Send
 
+from windlass.errors import DoesNotFit
 from windlass.serve.api.adapters import MakeJob, chat_job, completion_job
 from windlass.serve.api.caller import caller_of
 from windlass.serve.api.endpoints import ready_body, send_json
@@ -74,7 +77,23 @@ async def upload(service: Service, scope: Scope, receive: Receive, send: Send) -
         raise invalid("purpose", "should be batch")
     if not batching.files.has_room(owner, len(data)):
         raise ApiError("too many files are stored; delete some", code="too_many_files", status=413)
-    await send_json(send, batching.files.put(owner, name or "file", "batch", data).body)
+    with disk_errors():
+        stored = batching.files.put(owner, name or "file", "batch", data)
+    await send_json(send, stored.body)
+
+
+@contextmanager
+def disk_errors() -> Generator[None]:
+    """A full disk is the operator's to mend, and no engine's fault."""
+    try:
+        yield
+    except DoesNotFit:
+        raise ApiError(
+            "the server's disk is full: nothing was stored; delete files, or ask its operator for room",
+            code="disk_full",
+            status=507,
+            type="server_error",
+        ) from None
 
 
 def form_fields(content_type: str, body: bytes) -> dict[str, tuple[str, bytes]]:
@@ -152,7 +171,8 @@ async def create(service: Service, scope: Scope, receive: Receive, send: Send) -
             f"{MAX_OPEN} batches are unfinished; wait for one", code="rate_limit_exceeded", status=429
         ).with_retry_after(60)
     batch = new_batch(owner, body.endpoint, file.id, len(lines), body.metadata)
-    batching.batches.save(batch)
+    with disk_errors():
+        batching.batches.save(batch)
     batching.runner.wake()
     await send_json(send, batch.body)
 
@@ -187,6 +207,6 @@ def _current(service: Service, batch: Batch) -> dict[str, Any]:
     """With the counts so far."""
     if batch.status != "in_progress":
         return batch.body
-    results = _batching(service).batches.results(batch)
-    failed = sum(line["error"] is not None for line in results)
-    return {**batch.body, "request_counts": {"total": batch.total, "completed": len(results) - failed, "failed": failed}}
+    is_bad = [found.error is not None for found, _ in _batching(service).batches.results(batch)]
+    failed = sum(is_bad)
+    return {**batch.body, "request_counts": {"total": batch.total, "completed": len(is_bad) - failed, "failed": failed}}

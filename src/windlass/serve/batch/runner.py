@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 from uuid import uuid4
@@ -15,10 +16,11 @@ import msgspec
 from windlass.core.client import Busy, Unavailable
 from windlass.core.request import Delta, Usage
 from windlass.errors import Error
-from windlass.serve.api.adapters import GenerationJob, MakeJob
+from windlass.serve.api.adapters import GenerationJob, MakeJob, expected_tokens
 from windlass.serve.api.caller import Caller
+from windlass.serve.api.model_switch import named_model, service_for
 from windlass.serve.backend.merge import merge_streams
-from windlass.serve.batch.batches import Batch, BatchLine, BatchStore, read_lines
+from windlass.serve.batch.batches import MAX_OUTPUT_BYTES, Batch, BatchLine, BatchStore, read_lines
 from windlass.serve.batch.files import FileStore
 from windlass.serve.http.errors import generation_failed, key_expired, to_api_error, unauthorized
 from windlass.serve.monitor.log import error_location
@@ -31,6 +33,8 @@ WAIT_SECONDS = 0.25
 MAX_ENGINE_FAILURES = 2
 """While one line ran; then it is taken for the cause."""
 SHARE = "batches"
+BATCH_PRIORITY = 2
+TOO_MUCH_OUTPUT = f"the output of the batch has reached {MAX_OUTPUT_BYTES // 2**20} MiB; divide it into several"
 MAX_DEPTH = 256
 """By which a result may be nested further: it is read again below other calls, and all of them share Python's recursion limit."""
 
@@ -82,7 +86,7 @@ class BatchRunner:
         self._service.log.line(f"{what}: {type(error).__name__} in {error_location(error)}")
 
     async def _work(self, batch: Batch) -> None:
-        done = {line["custom_id"] for line in self._store.results(batch)}
+        done = {found.custom_id for found, _ in self._store.results(batch)}
         lines = read_lines(self._files.data(batch.input_file_id))
         todo = [line for line in lines if line.custom_id not in done]
         self._store.drop_half_line(batch)
@@ -90,7 +94,9 @@ class BatchRunner:
 
         with self._store.partial(batch).open("ab") as out:
 
-            def write(result: bytes) -> None:
+            def write(line: BatchLine, result: bytes) -> None:
+                if out.tell() + len(result) > MAX_OUTPUT_BYTES:
+                    result = _refused(line, ApiError(TOO_MUCH_OUTPUT, code="output_too_large", status=413))
                 out.write(result + b"\n")
                 out.flush()
 
@@ -101,14 +107,14 @@ class BatchRunner:
                         break
                     tasks.create_task(self._one(batch, line, write)).add_done_callback(lambda _: slots.release())
         is_cancelled = batch.id in self._cancelled
-        is_whole = len(self._store.results(batch)) >= len(lines)
+        is_whole = sum(1 for _ in self._store.results(batch)) >= len(lines)
         if not is_whole and not is_cancelled:  # a shutdown has cancelled lines: the next start goes on
             await asyncio.sleep(WAIT_SECONDS)
             return
         self._cancelled.discard(batch.id)
         self._store.finish(batch, "cancelled" if is_cancelled else "completed")
 
-    async def _one(self, batch: Batch, line: BatchLine, write: Callable[[bytes], None]) -> None:
+    async def _one(self, batch: Batch, line: BatchLine, write: Callable[[BatchLine, bytes], None]) -> None:
         is_counted, num_failures = False, 0
         while batch.id not in self._cancelled:
             await self._room()
@@ -137,7 +143,7 @@ class BatchRunner:
             except Exception as error:  # noqa: BLE001 - one line must not end the others
                 self._log_error("a line of a batch failed", error)
                 result = _refused(line, to_api_error(error))
-            write(result)
+            write(line, result)
             return
 
     async def _engine_again(self) -> None:
@@ -151,11 +157,20 @@ class BatchRunner:
     async def _answer(self, batch: Batch, line: BatchLine) -> Any:
         if line.url != batch.endpoint:
             raise ApiError(f"url is not the batch's endpoint {batch.endpoint}", param="url")
-        service, job, key = self._service, None, self._key(batch.owner)
+        raw = bytes(line.body)
+        service = service_for(self._service.group, named_model(raw))
+        if service.models is None:
+            return await self._answer_by(service, raw, line.url, self._key(batch.owner))
+        async with service.models.using(service.slot):
+            return await self._answer_by(service, raw, line.url, self._key(batch.owner))
+
+    async def _answer_by(self, service: Service, raw: bytes, url: str, key: int) -> Any:
+        job = None
         try:
-            job = self._endpoints[line.url](service, bytes(line.body), Caller(key, SHARE))
-            with service.admitted(len(job.requests), SHARE, is_timed=False):
-                return await self._generate(job, key)
+            job = cheap(self._endpoints[url](service, raw, Caller(key, SHARE)))
+            held = service.quotas.holding(key, expected_tokens(job, len(raw)))
+            with held, service.admitted(len(job.requests), SHARE, is_timed=False):
+                return await self._generate(service, job, key)
         except (ApiError, Unavailable):
             raise
         except Error as error:
@@ -173,9 +188,9 @@ class BatchRunner:
             raise key_expired()
         return number
 
-    async def _generate(self, job: GenerationJob, key: int) -> Any:
+    async def _generate(self, service: Service, job: GenerationJob, key: int) -> Any:
         choices: list[list[Delta]] = [[] for _ in job.requests]
-        async with aclosing(merge_streams(self._service.client, job.requests)) as arriving:
+        async with aclosing(merge_streams(service.client, job.requests)) as arriving:
             async for arrived in arriving:
                 for index, delta in arrived:
                     choices[index].append(delta)
@@ -185,13 +200,31 @@ class BatchRunner:
 
     async def _room(self) -> None:
         """Until at most half of the engine is busy with other requests."""
-        while True:
-            info = self._service.supervisor.info
-            others = self._service.in_flight.num_sequences - self._service.in_flight.by_share[SHARE]
-            is_ready = self._service.supervisor.is_ready and not self._service.draining.is_set()
-            if info is not None and is_ready and others <= info.max_sequences // 2:
-                return
+        while not self._has_room():
             await asyncio.sleep(WAIT_SECONDS)
+
+    def _has_room(self) -> bool:
+        """Of several models, all that are loaded must have room: a batch does not take a busy one's place."""
+        loaded = [one for one in self._service.group if one.supervisor.info is not None]
+        is_ready = self._service.supervisor.is_ready or self._service.models is not None
+        if self._service.draining.is_set() or not is_ready or not (loaded or self._service.models is not None):
+            return False
+        return all(_others(one) <= _most_running(one) // 2 for one in loaded)
+
+
+def _others(service: Service) -> int:
+    return service.in_flight.num_sequences - service.in_flight.by_share[SHARE]
+
+
+def _most_running(service: Service) -> int:
+    info = service.supervisor.info
+    return info.max_sequences if info is not None else 0
+
+
+def cheap(job: GenerationJob) -> GenerationJob:
+    """Others are served first."""
+    requests = [msgspec.structs.replace(one, priority=max(one.priority, BATCH_PRIORITY)) for one in job.requests]
+    return replace(job, requests=requests)
 
 
 def _refused(line: BatchLine, refusal: ApiError) -> bytes:

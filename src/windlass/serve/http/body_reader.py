@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from starlette.types import Receive, Scope
 
@@ -49,6 +51,16 @@ class BodyReader:
         finally:
             self.buffered_bytes -= counted
         return b"".join(parts)
+
+    @contextmanager
+    def held(self, size: int) -> Generator[None]:
+        """A body that was read and waits for a thread to parse it: it counts until then."""
+        self.buffered_bytes += size
+        try:
+            self._check(size)
+            yield
+        finally:
+            self.buffered_bytes -= size
 
     def _check(self, size: int) -> None:
         if size > self._max_each:

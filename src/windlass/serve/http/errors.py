@@ -5,6 +5,8 @@ An engine's own messages may contain paths or output of its process, so clients 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error
 from windlass.serve.http.asgi import TOO_MANY_BYTES
@@ -12,6 +14,8 @@ from windlass.wire.schema.errors import ApiError
 from windlass.wire.server.requests import bad_input_error
 
 UNAVAILABLE = 503
+MAX_NAMES = 8
+"""Of models that an error lists."""
 OVERLOAD_RETRY_SECONDS = 2
 REQUEST_TIMEOUT = 408
 """Not 504: no upstream failed, and the client chose the deadline."""
@@ -174,5 +178,6 @@ def unknown_response(param: str | None = None) -> ApiError:
     )
 
 
-def unknown_model(served: str) -> ApiError:
-    return ApiError(f"model not found; this server serves {served!r}", param="model", code="model_not_found", status=404)
+def unknown_model(served: Sequence[str]) -> ApiError:
+    names = ", ".join(map(repr, served[:MAX_NAMES])) + (", ..." if len(served) > MAX_NAMES else "")
+    return ApiError(f"model not found; this server serves {names}", param="model", code="model_not_found", status=404)

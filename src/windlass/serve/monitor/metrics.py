@@ -19,6 +19,7 @@ from windlass.core.metrics import serving
 from windlass.core.metrics.metric import Metric
 from windlass.core.request import Delta, Stats
 from windlass.core.tiers.stats import TierStats
+from windlass.serve.backend.models import Models
 from windlass.serve.monitor.aliases import AliasedRegistry
 from windlass.serve.monitor.rolling import RollingRate, RollingValues
 
@@ -53,6 +54,16 @@ class Metrics:
     def read_all(self, metric: Metric, read: Callable[[], Readings]) -> None:
         """The same, with labels."""
         self.registry.register(_ReadOnScrape(metric, read))
+
+    def add_models(self, models: Models) -> None:
+        """Of a server of several models."""
+        reports = models.reports
+        self.read_all(
+            serving.MODEL_LOADED, lambda: [({"model": r.name}, float(r.state in ("loaded", "leaving"))) for r in reports()]
+        )
+        self.read_all(serving.MODEL_WAITING, lambda: [({"model": r.name}, r.waiting) for r in reports()])
+        self.read_all(serving.MODEL_LOADS, lambda: [({"model": r.name}, r.loads) for r in reports()])
+        self.read(serving.MODEL_SWAPS, lambda: models.swaps)
 
     def count_outcome(self, outcome: str) -> None:
         self.requests.labels(outcome).inc()
@@ -135,6 +146,8 @@ def add_engine_metrics(metrics: Metrics, stats: Callable[[], Stats], restarts: C
     metrics.read(serving.PREEMPTIONS, lambda: stats().preemptions)
     metrics.read(serving.PREFIX_QUERIES, lambda: stats().prefix_query_tokens)
     metrics.read(serving.PREFIX_HITS, lambda: stats().prefix_hit_tokens)
+    metrics.read(serving.DRAFTED, lambda: stats().drafted)
+    metrics.read(serving.ACCEPTED, lambda: stats().accepted)
     metrics.read(serving.ENGINE_STEPS, lambda: stats().steps)
     metrics.read(serving.ENGINE_RESTARTS, restarts)
     metrics.read_all(serving.OFFLOAD_BYTES, lambda: _tier_bytes(stats().tiers))

@@ -20,7 +20,7 @@ from windlass.errors import BadInput
 from windlass.wire.client.connection import HttpConnection, ServerAddress
 from windlass.wire.client.echo import echoed_delta, scores_of
 from windlass.wire.client.request_bodies import request_to_chat, request_to_completion, request_to_echo, score_to_completion
-from windlass.wire.client.stream_reader import ChatReader, CompletionReader, check_error, parse
+from windlass.wire.client.stream_reader import ChatReader, CompletionReader, WholeChat, check_error, parse
 from windlass.wire.messages import to_messages
 from windlass.wire.schema.completions import CompletionChoice, CompletionResponse
 from windlass.wire.schema.errors import ApiError
@@ -33,6 +33,9 @@ WITH_EXTENSIONS = (OWNER, "vllm")
 """`owned_by` of servers that accept extensions of OpenAI's API."""
 NOT_THERE = (404, 405, 501)
 READ_SECONDS = 600.0
+
+
+_encode = msgspec.json.Encoder().encode
 
 
 class ServerInfo(Frozen):
@@ -56,12 +59,14 @@ class HttpClient:
         model: str | None = None,
         timeout: float = READ_SECONDS,
         *,
+        streams: bool = True,
         transport: Any = None,
     ) -> None:
-        """`model` None: the first one listed. `timeout`: seconds without data. `transport`: httpx's, for tests."""
+        """`model` None: the first one listed. `timeout`: seconds without data. `streams` False: answers are asked for as a whole, which
+        costs less where nobody reads along. `transport`: httpx's, for tests."""
         self._address = ServerAddress(base_url)
         self._model, self._timeout, self._transport = model, timeout, transport
-        self._api_key = api_key
+        self._api_key, self._streams = api_key, streams
         self._open_connection: HttpConnection | None = None
         self._server: ServerInfo | None = None
         self._is_closed = False
@@ -75,8 +80,15 @@ class HttpClient:
             yield await with_deadline(self._echoed(request, server), until)
             return
         is_chat = request.messages is not None
-        reader = ChatReader() if is_chat else CompletionReader()
         path, body = await self._body(request, server)
+        if not self._streams:
+            whole = ChatReader(WholeChat) if is_chat else CompletionReader()
+            delta = whole.add(await with_deadline(self._connection.post(f"{self._address.api}{path}", body), until))
+            if delta is not None:
+                yield delta
+            yield whole.end()
+            return
+        reader = ChatReader() if is_chat else CompletionReader()
         async with aclosing(self._connection.events(f"{self._address.api}{path}", body)) as events:
             while (data := await with_deadline(anext(events, None), until)) is not None:
                 delta = reader.add(data)
@@ -145,9 +157,11 @@ class HttpClient:
 
     async def _body(self, request: Request, server: ServerInfo) -> tuple[str, bytes]:
         if request.messages is not None:
-            return "/chat/completions", msgspec.json.encode(request_to_chat(request, server.model, extensions=server.extensions))
+            chat = request_to_chat(request, server.model, stream=self._streams, extensions=server.extensions)
+            return "/chat/completions", _encode(chat)
         request = await self._limited(request, server)
-        return "/completions", msgspec.json.encode(request_to_completion(request, server.model, extensions=server.extensions))
+        completion = request_to_completion(request, server.model, stream=self._streams, extensions=server.extensions)
+        return "/completions", _encode(completion)
 
     async def _limited(self, request: Request, server: ServerInfo) -> Request:
         """Without max_tokens the API generates 16 tokens; a Request without it means no limit."""

@@ -16,6 +16,11 @@ from windlass.wire.schema.chat import ChatRequest, JsonSchema, ResponseFormat, T
 from windlass.wire.schema.completions import CompletionRequest
 from windlass.wire.schema.sampling import StreamOptions, StructuredOutputs
 
+DEFAULTS: dict[str, Any] = msgspec.structs.asdict(Sampling())
+ALWAYS = frozenset(("temperature", "top_p"))
+ALWAYS_KNOWN = ALWAYS | {"min_p", "repetition_penalty"}
+"""Parameters that are sent even if they have their default; more of them to servers that know them."""
+
 
 def request_to_chat(request: Request, model: str, *, stream: bool = True, extensions: bool = False) -> ChatRequest:
     assert request.messages is not None
@@ -89,11 +94,9 @@ def _common(request: Request, model: str, stream: bool, extensions: bool) -> dic
 
 
 def _sampling(sampling: Sampling, extensions: bool) -> dict[str, Any]:
-    default = Sampling()
-    always = {"temperature", "top_p"} | ({"min_p", "repetition_penalty"} if extensions else set[str]())
-    names = [field.name for field in msgspec.structs.fields(Sampling)]
+    always = ALWAYS_KNOWN if extensions else ALWAYS
     found: dict[str, Any] = {
-        name: value for name in names if (value := getattr(sampling, name)) != getattr(default, name) or name in always
+        name: value for name, default in DEFAULTS.items() if (value := getattr(sampling, name)) != default or name in always
     }
     return found | ({"top_k": -1} if extensions and sampling.top_k is None else {})
 

@@ -13,7 +13,8 @@ from windlass.wire.client.errors import error_from_response
 from windlass.wire.schema.chat import ChatChunk, ChunkChoice, ChunkDelta, ResponseToolCall
 from windlass.wire.schema.completions import CompletionChoice, CompletionResponse
 from windlass.wire.schema.errors import ErrorDetail
-from windlass.wire.schema.logprobs import read_chat_logprobs, read_completion_logprobs
+from windlass.wire.schema.logprobs import ChatLogprobs, read_chat_logprobs, read_completion_logprobs
+from windlass.wire.schema.structs import ResponseStruct
 from windlass.wire.schema.usage import UsageBody, read_usage
 
 Body = TypeVar("Body")
@@ -52,13 +53,29 @@ class _StreamEnd:
         return Delta(tool_calls=calls, finish_reason=self.reason, usage=usage)
 
 
+class WholeChoice(ResponseStruct):
+    """Of an answer that is not streamed: the message is one chunk with all of it."""
+
+    delta: ChunkDelta = msgspec.field(default=ChunkDelta(), name="message")
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType | None = UNSET
+
+
+class WholeChat(ResponseStruct):
+    choices: list[WholeChoice] = []
+    usage: UsageBody | UnsetType | None = UNSET
+    error: ErrorDetail | str | UnsetType | None = UNSET
+
+
 class ChatReader:
-    def __init__(self) -> None:
+    def __init__(self, kind: type[ChatChunk] | type[WholeChat] = ChatChunk) -> None:
+        self._kind = kind
         self._end = _StreamEnd()
         self._calls: dict[int, _Call] = {}
 
     def add(self, data: bytes) -> Delta | None:
-        chunk = parse(data, ChatChunk)
+        chunk = parse(data, self._kind)
         check_error(chunk.error)
         choice = chunk.choices[0] if chunk.choices else ChunkChoice()
         self._end.update(choice.finish_reason, chunk.usage)

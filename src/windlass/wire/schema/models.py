@@ -17,6 +17,10 @@ class ModelCard(ResponseStruct):
     owned_by: str = OWNER
     max_model_len: int | UnsetType | None = UNSET
     """Context length; vLLM's name for it."""
+    state: str | UnsetType | None = UNSET
+    """In a server of several models: unloaded, loading, loaded, leaving (it finishes what runs) or unloading."""
+    parent: str | UnsetType | None = UNSET
+    """Of a LoRA adapter: its base model; vLLM's name for it."""
     embedding_pooling: str | UnsetType | None = UNSET
     """How /v1/embeddings pools hidden states unless a request says otherwise."""
 

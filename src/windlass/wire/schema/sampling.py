@@ -13,6 +13,7 @@ from windlass.wire.schema.structs import (
     Natural,
     Penalty,
     Positive,
+    Priority,
     Repetition,
     RequestStruct,
     Share,
@@ -71,6 +72,8 @@ class CommonRequest(RequestStruct):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     """Adds `token_ids` to choices, `prompt_token_ids` to responses where known, and `token_id` to logprobs."""
+    priority: Priority | None = None
+    """Lower is more urgent. A key's own priority is the most urgent that its requests can have."""
     timeout: Positive | None = None
     """Windlass only: the request's deadline in seconds."""
 
@@ -81,7 +84,6 @@ class CommonRequest(RequestStruct):
     add_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    priority: int | None = None
     truncate_prompt_tokens: int | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None

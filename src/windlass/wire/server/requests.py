@@ -141,6 +141,7 @@ def _common(body: CommonRequest, response_format: ResponseFormat | None, limits:
         "ignore_eos": bool(body.ignore_eos),
         "cache_salt": body.cache_salt or "",
         "min_tokens": body.min_tokens or 0,
+        "priority": body.priority or 0,
         "constraint": _constraint(response_format, body.structured_outputs),
         "deadline_seconds": _deadline(body.timeout, limits.deadline_seconds),
     }
@@ -219,6 +220,8 @@ def _continues(body: ChatRequest, tool_choice: str) -> bool:
     """Whether the answer continues the last message. Without a word about it, one that can be continued is."""
     if body.add_generation_prompt is False and not body.continue_final_message:
         raise unsupported("add_generation_prompt", "cannot be false without continue_final_message: there is always an answer")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise invalid("continue_final_message", "and add_generation_prompt contradict each other; set one of them to false")
     if body.continue_final_message is not None:
         return body.continue_final_message
     last = body.messages[-1]
@@ -284,6 +287,7 @@ def _text(value: Any) -> str:
 
 
 PARAMS: dict[str, tuple[str, ...]] = {
+    "adapter": ("model",),
     "prompt": ("messages", "prompt"),
     "token_ids": ("prompt", "tokens"),
     "constraint": ("structured_outputs", "response_format", "tools"),

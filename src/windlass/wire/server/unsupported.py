@@ -41,7 +41,6 @@ UNSUPPORTED: dict[str, UnsupportedRule] = {
     "include_stop_str_in_output": UnsupportedRule((False,), "is not supported: stop strings are never returned"),
     "use_beam_search": UnsupportedRule((False,), "is not supported"),
     "length_penalty": UnsupportedRule((1.0,), "is not supported: it applies to beam search only"),
-    "priority": UnsupportedRule((0,), "is not supported: users get equal shares of the engine"),
     "truncate_prompt_tokens": UnsupportedRule((), "is not supported: prompts are never truncated"),
     "allowed_token_ids": UnsupportedRule((), "is not supported; use logit_bias or structured_outputs"),
     "bad_words": UnsupportedRule(([],), "is not supported; use logit_bias"),

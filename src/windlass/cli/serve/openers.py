@@ -1,0 +1,63 @@
+"""Opens the engine of a served model: ours in a process of its own, or vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from windlass.cli.serve.options import ServeOptions
+from windlass.errors import BadInput
+
+if TYPE_CHECKING:
+    from windlass.core.client import Client
+    from windlass.core.plan import Plan
+    from windlass.core.request import Sampling
+
+Opener = Callable[[Callable[[int, int], None], Callable[[str], None]], "Client"]
+"""(progress in bytes, lines for the operator) -> a client that loads with the first request."""
+
+
+def sampling_of(path: Path) -> Sampling:
+    """Defaults of requests that set nothing: the model's own, else the API's."""
+    from windlass.core.request import Sampling
+    from windlass.open.generation import generation_defaults
+
+    return Sampling(**generation_defaults(path))
+
+
+def _plan(file: Path | None) -> Plan | None:
+    if file is None:
+        return None
+    from windlass.open.plan import read_plan
+
+    return read_plan(file)
+
+
+def local(options: ServeOptions, path: Path, adapters: tuple[tuple[str, str], ...] = ()) -> tuple[Opener, Plan | None]:
+    """The embedded engine, in a process of its own."""
+    from windlass.open.client import open_client, require_torch
+    from windlass.open.compile import compile_kernels
+    from windlass.open.plan import apply_plan
+
+    require_torch("running a model")
+    plan = _plan(options.plan)
+    launch = msgspec.structs.replace(options.launch, model=str(path), adapters=adapters)
+    launch = launch if plan is None else apply_plan(launch, plan)
+    launch = msgspec.structs.replace(launch, max_sequences=options.max_running or launch.max_sequences)
+    compile_kernels(shown=True)
+    return lambda progress, notify: open_client(launch, progress, notify=notify), plan
+
+
+def vllm(options: ServeOptions, path: Path) -> tuple[Opener, Plan]:
+    launch = options.launch
+    if launch.kv is not None or launch.exact or launch.device != "auto":
+        raise BadInput("--kv, --exact and --device are for --engine windlass; put them in the plan instead")
+    if launch.speculate != "off":
+        raise BadInput("--speculate is for --engine windlass; leave it out")
+    from windlass.open.vllm.client import VllmClient, planned
+
+    model, plan, make_command = planned(path, _plan(options.plan), launch.context_tokens, options.max_running, options.name)
+    return lambda _progress, _notify: VllmClient(make_command, model.name, plan), plan

@@ -1,0 +1,50 @@
+"""The command line of `windlass serve`: models with names, adapters, and what contradicts itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from windlass.cli.serve.options import GivenModel, ServeOptions, adapters_of, check_options, named_models
+from windlass.errors import BadInput
+
+pytestmark = pytest.mark.pure
+
+
+def test_models_may_have_names(tmp_path: Path) -> None:
+    odd = tmp_path / "a=b"
+    odd.mkdir()
+    found = named_models(["./one", "small=./two", str(odd)])
+    assert found == [GivenModel(model="./one"), GivenModel(model="./two", name="small"), GivenModel(model=str(odd))]
+
+
+def test_adapters_belong_to_the_first_model_unless_they_say() -> None:
+    given = named_models(["small=./two", "./one"])
+    found = adapters_of(["legal=/a/legal", "small:tone=/a/tone", "./one:x=/a/x"], given)
+    assert found == [(("legal", "/a/legal"), ("tone", "/a/tone")), (("x", "/a/x"),)]
+
+
+@pytest.mark.parametrize("text", ["legal", "legal=", "=dir", "other:legal=dir"])
+def test_adapters_that_cannot_be_understood(text: str) -> None:
+    with pytest.raises(BadInput, match="--lora"):
+        adapters_of([text], named_models(["small=./two"]))
+
+
+def test_two_adapters_of_one_name() -> None:
+    with pytest.raises(BadInput, match="two adapters"):
+        adapters_of(["a=x", "a=y"], named_models(["m"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (ServeOptions(models=("a", "b"), name="x"), "NAME=MODEL"),
+        (ServeOptions(models=("a", "b"), engine="vllm"), "--engine windlass"),
+        (ServeOptions(models=("a",), engine="vllm", lora=("x=y",)), "--engine windlass"),
+        (ServeOptions(models=("a", "b"), keep=0), "--keep"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(options: ServeOptions, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        check_options(options)
