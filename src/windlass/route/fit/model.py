@@ -1,0 +1,78 @@
+"""The predictor of a router: each model's chance of being right, from the prompt alone. Its two settings are chosen on held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windlass.route.fit.encode import Encoded, Encoder, Raw, learn
+from windlass.route.fit.folds import Fold
+from windlass.route.fit.ridge import Linear, fit_ridge
+from windlass.route.fit.sources import Sources, fit_sources
+
+PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
+SHARES_OF_SOURCES = (0.0, 0.25, 0.5)
+"""How much of a prediction comes from the guessed source; the rest from the regression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    penalty: float = 10.0
+    share_of_sources: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    encoder: Encoder
+    linear: Linear
+    sources: Sources | None
+    settings: Settings
+
+    def predict(self, raw: Raw) -> NDArray[np.float64]:
+        """[prompts, models], within 0 and 1."""
+        encoded = self.encoder.encode(raw)
+        found = self.linear.predict(encoded)
+        share = self.settings.share_of_sources
+        if self.sources is not None and share:
+            found = (1 - share) * found + share * self.sources.predict(encoded.words)
+        return np.clip(found, 0.0, 1.0)
+
+
+def fit_predictor(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], settings: Settings) -> Predictor:
+    encoder = learn(raw)
+    encoded = encoder.encode(raw)
+    sources = fit_sources(encoded.words, groups, scores) if settings.share_of_sources else None
+    return Predictor(encoder, fit_ridge(encoded, scores, settings.penalty), sources, settings)
+
+
+def choose_settings(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], fold: Fold) -> Settings:
+    """Those that predict best, on the fold's held-out rows, the gain of the best model over each other one."""
+    gains = _gains(scores)
+    encoder = learn(raw.rows(fold.train))
+    train, held = encoder.encode(raw.rows(fold.train)), encoder.encode(raw.rows(fold.held_out))
+    by_sources = _by_sources(train, held, [groups[i] for i in fold.train], gains[fold.train])
+    by_words = {penalty: fit_ridge(train, gains[fold.train], penalty).predict(held) for penalty in PENALTIES}
+    shares = SHARES_OF_SOURCES if by_sources is not None else (0.0,)
+    errors: dict[Settings, float] = {}
+    for penalty, share in product(PENALTIES, shares):
+        mixed = (1 - share) * by_words[penalty] + (share * by_sources if by_sources is not None else 0.0)
+        errors[Settings(penalty, share)] = float(((gains[fold.held_out] - mixed) ** 2).mean())
+    return min(errors, key=lambda settings: errors[settings])
+
+
+def _gains(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the best model over the one cheapest other, as one column: enough to choose a penalty, however many models there are."""
+    best = int(np.argmax(scores.mean(axis=0)))
+    other = 0 if best else 1
+    return (scores[:, best] - scores[:, other])[:, None]
+
+
+def _by_sources(
+    train: Encoded, held: Encoded, groups: Sequence[str], gains: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    sources = fit_sources(train.words, groups, gains)
+    return None if sources is None else sources.predict(held.words)
