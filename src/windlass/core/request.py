@@ -188,6 +188,8 @@ class Request(Frozen):
     """From submission; a request that takes longer raises `core.client.Late`."""
     owner: str = ""
     """The scheduler gives owners equal shares of the engine's tokens while requests are queued."""
+    model: str = ""
+    """The name that the caller asked for. A router chooses by it; a client of one model ignores it."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
@@ -383,6 +385,8 @@ class Delta(Frozen):
     """The stop token, last of `token_ids` and not part of the text; None if a stop string or the length ended the output."""
     usage: Usage | None = None
     timings: Timings | None = None
+    notes: dict[str, str] = {}
+    """How it was answered, by name: a router's decision. Once, in the first delta; a server sends them as headers."""
 
 
 class DeviceMemory(Frozen):

@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from windlass.route.features.text import looked_at
 
-_CLASSES = ("0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "+-*/=^<>{}[]()_\\|$%#&@~`", "\n", " ", ".,;:", "?", "abcdefghijklmnopqrstuvwxyz")
+_CLASSES = (
+    "0123456789",
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "+-*/=^<>{}[]()_\\|$%#&@~`",
+    "\n",
+    " ",
+    ".,;:",
+    "?",
+    "abcdefghijklmnopqrstuvwxyz",
+)
 _TABLE = np.zeros((len(_CLASSES) + 1, 256))
 for _row, _characters in enumerate(_CLASSES):
     _TABLE[_row, np.frombuffer(_characters.encode(), np.uint8)] = 1.0
@@ -18,6 +27,8 @@ _TABLE[-1, 128:] = 1.0  # bytes of other scripts
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _CODE = re.compile(r"```|\bdef |\breturn\b|\bimport |;\n|\{\n|=>|\(\)|#include|\bfunction\b|\bclass \w+[:({]")
 NUM_SHAPE = 14
+SHAPE_SCALE = 0.1
+"""Rows of n-grams have length 1; a column of the shape has this spread, so that the same penalty holds it about as tightly."""
 MAX_DEVIATIONS = 4.0
 """Beyond so many standard deviations a prompt is as unusual as it can be: one very long prompt must not decide by its length alone."""
 
@@ -45,4 +56,4 @@ def shapes_of(texts: Sequence[str]) -> NDArray[np.float64]:
 def expanded(shapes: NDArray[np.float64], mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> NDArray[np.float64]:
     """In standard deviations, and their squares: difficulty may grow with length and fall again."""
     units = np.clip((shapes - mean) / deviation, -MAX_DEVIATIONS, MAX_DEVIATIONS)
-    return np.concatenate([units, units * units - 1.0], axis=-1)
+    return SHAPE_SCALE * np.concatenate([units, units * units - 1.0], axis=-1)

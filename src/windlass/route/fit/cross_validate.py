@@ -34,7 +34,9 @@ def cross_validate(table: Table, raw: Raw, by: By, seed: int = 0, done: Callable
     chances, novelty, which = np.zeros_like(table.scores), np.zeros(len(table)), np.zeros(len(table), dtype=np.int64)
     for number, fold in enumerate(folds):
         inside, own = table.rows(fold.train), raw.rows(fold.train)
-        inner = make_folds(clusters_of(inside.prompts, inside.groups, by), seed=seed + 1)[0]
+        inner = make_folds(clusters_of(inside.prompts, inside.groups, "prompts"), seed=seed + 1)[
+            0
+        ]  # as for the router that is kept
         settings = choose_settings(own, inside.groups, inside.scores, inner)
         predictor = fit_predictor(own, inside.groups, inside.scores, settings)
         held = raw.rows(fold.held_out)

@@ -12,8 +12,8 @@ from windlass.route.features.ngrams import counts_of
 from windlass.route.features.shape import expanded, shapes_of
 from windlass.route.features.sparse import Sparse
 
-SHAPE_SCALE = 0.1
-"""Rows of n-grams have length 1; a column of the shape has this spread, so that the same penalty holds it about as tightly."""
+MIN_ROWS = 2
+"""An n-gram of one row only can but help to know that row by heart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Encoded:
 @dataclass(frozen=True, slots=True)
 class Encoder:
     rarity: NDArray[np.float32]
-    """Inverse document frequency of every feature; 0: never seen."""
+    """Inverse document frequency of every feature; 0: never seen, or once only."""
     mean: NDArray[np.float64]
     deviation: NDArray[np.float64]
 
     def encode(self, raw: Raw) -> Encoded:
-        shape = SHAPE_SCALE * expanded(raw.shapes, self.mean, self.deviation)
+        shape = expanded(raw.shapes, self.mean, self.deviation)
         return Encoded(raw.counts.scaled(self.rarity), shape)
 
     def novelty(self, raw: Raw) -> NDArray[np.float64]:
@@ -63,5 +63,5 @@ def read(texts: Sequence[str]) -> Raw:
 
 def learn(raw: Raw) -> Encoder:
     num_with = raw.counts.num_rows_with()
-    rarity = np.where(num_with > 0, np.log((1 + len(raw.counts)) / (1 + num_with)) + 1, 0.0)
+    rarity = np.where(num_with >= MIN_ROWS, np.log((1 + len(raw.counts)) / (1 + num_with)) + 1, 0.0)
     return Encoder(rarity.astype(np.float32), raw.shapes.mean(axis=0), raw.shapes.std(axis=0) + 1e-6)

@@ -12,12 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windlass.route.features.nearest import NUM_COLUMNS, likely
 from windlass.route.features.sparse import Sparse
 
-NUM_COLUMNS = 16384
-"""Words (no pairs) are folded into so many columns: a centroid is 64 kB."""
-SHARPNESS = 30.0
-"""Of the softmax over cosines: a lead of 0.1 is 20 times as likely."""
 PRIOR_ROWS = 20.0
 BLOCK_ROWS = 128
 MAX_SOURCES = 512
@@ -39,12 +36,6 @@ class Sources:
         rows = block.folded(NUM_COLUMNS)
         rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
         return likely(rows @ self.centroids.T) @ self.means
-
-
-def likely(cosines: NDArray[np.float32]) -> NDArray[np.float64]:
-    """How likely each source is, by row."""
-    raised = np.exp(SHARPNESS * (cosines - cosines.max(axis=-1, keepdims=True)).astype(np.float64))
-    return raised / raised.sum(axis=-1, keepdims=True)
 
 
 def fit_sources(words: Sparse, groups: Sequence[str], scores: NDArray[np.float64]) -> Sources | None:

@@ -1,0 +1,112 @@
+"""The cheapest tolerance that keeps quality at or above a floor, relative to the best single model, with a stated confidence.
+
+Tolerances are tried in a fixed order, from the best model always towards the cheapest, and the first that cannot be shown to hold ends
+the walk (fixed-sequence testing, as in Learn then Test, arXiv 2110.01052): no correction for the number tried is needed. Each is tested
+on held-out answers by a lower bound of the mean of `score - floor x score of the best model`. The bound is a *prediction* bound for as
+many future prompts as there are held-out ones, so that a check on a finite set of new prompts holds as often as promised, and one
+prompt that went as badly as it can is added to the data, as conformal risk control does (arXiv 2208.02814).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windlass.core.model import Frozen
+from windlass.route.decide.path import Path
+
+NUM_SPLITS = 200
+
+
+class FloorCheck(Frozen):
+    """Calibrated on one random half of the held-out answers, checked on the other, many times."""
+
+    num_splits: int
+    num_missed: int
+    mean_share_of_best: float
+    """Of calls that went to the best single model."""
+    mean_cheap_share: float
+    worst_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """`score - floor x score of the best model` along a path: [rows, tolerances]."""
+
+    values: NDArray[np.float32]
+    squares: NDArray[np.float32]
+    floor: float
+
+    def lower_bounds(self, weights: NDArray[np.float32], confidence: float) -> NDArray[np.float64]:
+        """`weights`: 1 for rows that count."""
+        count = float(weights.sum()) + 1.0
+        means = (weights @ self.values - self.floor) / count
+        squares = (weights @ self.squares + self.floor**2) / count
+        deviations = np.sqrt(np.maximum(squares - means**2, 0.0) * count / (count - 1))
+        return means - t_quantile(confidence, int(count) - 1) * deviations * math.sqrt(2.0 / count)
+
+
+def margins(path: Path, scores: NDArray[np.float64], best: int, floor: float) -> Margins:
+    values = path.taken(scores) - np.float32(floor) * scores[:, [best]].astype(np.float32)
+    return Margins(values, values * values, floor)
+
+
+def t_quantile(confidence: float, freedom: int) -> float:
+    """One-sided (Abramowitz and Stegun 26.7.5)."""
+    z, v = NormalDist().inv_cdf(confidence), float(max(freedom, 1))
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / v + second / v**2
+
+
+def cheapest_that_holds(found: Margins, weights: NDArray[np.float32], confidence: float) -> int | None:
+    """The number of a tolerance. None: not even the best model always holds it (a floor above 1).
+
+    A floor above 1 may be reached further along, where each prompt goes to the model that is better at it: then the walk starts
+    at the tolerance with the highest bound, and all that were skipped count as tries (Bonferroni).
+    """
+    bounds = found.lower_bounds(weights, confidence)
+    holds = bounds >= 0
+    if found.floor <= 1.0:
+        holds[0] = True  # the best model is always as good as itself, however little data there is
+    start = 0
+    if not holds[0]:
+        strict = found.lower_bounds(weights, 1 - (1 - confidence) / len(bounds))
+        start = int(np.argmax(strict))
+        if strict[start] < 0:
+            return None
+    failed = np.flatnonzero(~holds[start:])
+    return start + (int(failed[0]) if len(failed) else len(holds) - start) - 1
+
+
+def check_floor(
+    found: Margins,
+    path: Path,
+    scores: NDArray[np.float64],
+    best: int,
+    confidence: float,
+    seed: int = 0,
+    num_splits: int = NUM_SPLITS,
+) -> FloorCheck:
+    random, missed, ratios = np.random.default_rng(seed), 0, list[float]()
+    shares, cheap = list[float](), list[float]()
+    is_best = path.choices == best
+    is_cheapest = path.choices == 0
+    taken = path.taken(scores)
+    for _ in range(num_splits):
+        in_first = (random.permutation(len(scores)) % 2 == 0).astype(np.float32)
+        chosen = cheapest_that_holds(found, in_first, confidence)
+        chosen = 0 if chosen is None else chosen
+        others = in_first == 0
+        ratio = float(taken[others, chosen].mean()) / max(float(scores[others, best].mean()), 1e-9)
+        missed += ratio < found.floor
+        ratios.append(ratio)
+        shares.append(float(is_best[others, chosen].mean()))
+        cheap.append(float(is_cheapest[others, chosen].mean()))
+    return FloorCheck(
+        num_splits=num_splits, num_missed=missed, mean_share_of_best=float(np.mean(shares)),
+        mean_cheap_share=float(np.mean(cheap)), worst_ratio=min(ratios),
+    )  # fmt: skip

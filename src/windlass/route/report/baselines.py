@@ -1,0 +1,77 @@
+"""What a router is compared with on the same prompts: random, by length, the best single model, the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windlass.core.model import Frozen
+from windlass.core.statistics.intervals import Z
+from windlass.route.fit.curve import Pair
+from windlass.route.tables.table import Table
+
+
+class Outcome(Frozen):
+    """Of one way to choose models."""
+
+    score: float
+    score_interval: Pair
+    cost: float
+    cost_interval: Pair
+    seconds: float | None = None
+    joules: float | None = None
+    share: dict[str, float] = {}
+    model: str = ""
+    """Of a single model."""
+    apgr: float | None = None
+    how: str = ""
+
+
+def mean_interval(values: NDArray[np.float64]) -> Pair:
+    half = Z * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def known_mean(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None
+
+
+def outcome(table: Table, chosen: NDArray[np.int64], how: str, apgr: float | None = None, model: str = "") -> Outcome:
+    """`chosen`: each prompt's model, as a column."""
+    scores, costs, seconds, joules = (
+        np.take_along_axis(array, chosen[:, None], axis=1)[:, 0]
+        for array in (table.scores, table.costs, table.seconds, table.joules)
+    )
+    share = np.bincount(chosen, minlength=len(table.models)) / len(table)
+    return Outcome(
+        score=float(scores.mean()), score_interval=mean_interval(scores), cost=float(costs.mean()), cost_interval=mean_interval(costs),
+        seconds=known_mean(seconds), joules=known_mean(joules), share=dict(zip(table.models, share.tolist(), strict=True)),
+        model=model, apgr=apgr, how=how,
+    )  # fmt: skip
+
+
+def random_like(table: Table, share: NDArray[np.float64]) -> Outcome:
+    """The expectation over all random choices with these shares, not one draw."""
+    scores, costs = table.scores @ share, table.costs @ share
+    seconds, joules = (known_mean(array @ share) for array in (table.seconds, table.joules))
+    return Outcome(
+        score=float(scores.mean()), score_interval=mean_interval(scores), cost=float(costs.mean()), cost_interval=mean_interval(costs),
+        seconds=seconds, joules=joules, share=dict(zip(table.models, share.tolist(), strict=True)),
+        apgr=0.5, how="as many calls of each model as the router, at random",
+    )  # fmt: skip
+
+
+def by_length(table: Table, share: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Longer prompts to dearer models, as many of each as the router."""
+    order = np.argsort([len(prompt) for prompt in table.prompts], kind="stable")
+    ends = np.round(np.cumsum(share) * len(table)).astype(int)
+    chosen = np.zeros(len(table), dtype=np.int64)
+    for model, (first, last) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        chosen[order[first:last]] = model
+    return chosen
+
+
+def oracle(table: Table) -> NDArray[np.int64]:
+    """The cheapest of the models that did best on the prompt."""
+    return np.argmax(table.scores >= table.scores.max(axis=1, keepdims=True), axis=1)
