@@ -117,8 +117,13 @@ class Service:
             sampling=settings.sampling,
         )
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All that a client may ask for: a router has several (`model_names`), its own first."""
+        return tuple(dict.fromkeys((self.model, *getattr(self.client, "model_names", ()))))
+
     def check_model(self, name: str) -> None:
-        if name and name != self.model:
+        if name and name not in self.model_names:
             raise errors.unknown_model(self.model)
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:

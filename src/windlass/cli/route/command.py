@@ -71,3 +71,38 @@ def ask(
     from windlass.cli.route.ask import ask_command
 
     return ask_command(router, prompt, variant, as_json)
+
+
+@app.command()
+def replay(
+    log: Path = typer.Argument(..., metavar="decisions.jsonl", help="The log of a router (`log` in router.toml)."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> int:
+    """Make every logged decision again, and say whether it is the same."""
+    from windlass.cli.route.replay import replay_command
+
+    return replay_command(log, as_json)
+
+
+@app.command()
+def compare(
+    models: list[str] = typer.Argument(..., metavar="MODEL|URL...", help="Two models or more, cheapest first."),
+    tasks: str = typer.Option("humaneval", metavar="NAME,FILE.toml,...", help="Tasks of `windlass eval`."),
+    num_examples: int | None = typer.Option(None, metavar="N", help="Questions of each task. Default: all."),
+    skip_execution: bool = typer.Option(False, "--skip-execution", help="Keep generated programs, but do not run them."),
+    floor: float = typer.Option(0.95, metavar="SHARE", help="Quality to keep, relative to the best single model."),
+    results_dir: Path | None = typer.Option(None, metavar="DIR", help="Where everything goes."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with what the folder has."),
+    watts: float | None = typer.Option(None, metavar="W", help="Power of the servers, where nothing measures it."),
+    region: str = typer.Option("world", metavar="NAME", help="Whose electricity: a country or a cloud region."),
+    price: list[str] = typer.Option([], metavar="NAME=IN,OUT", help="Dollars per million prompt and answer tokens of a model."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> int:
+    """Estimate, evaluate all models on the same questions, fit a router, compare, and write a page: one command."""
+    from windlass.cli.route.compare import CompareCommand, compare_command
+
+    command = CompareCommand(
+        models=tuple(models), tasks=tasks, num_examples=num_examples, skip_execution=skip_execution, floor=floor,
+        results_dir=results_dir, resume=resume, watts=watts, region=region, prices=tuple(price), as_json=as_json,
+    )  # fmt: skip
+    return compare_command(command)

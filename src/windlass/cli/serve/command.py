@@ -17,13 +17,15 @@ windlass serve ./GLM-4.5-Air-int4 --context 32k --max-waiting 128 --api-key keys
 
 windlass serve ./GLM-4.5-Air-int4 --workers 10.0.0.7:9998,10.0.0.8:9998 --secret-file ~/.windlass-secret
 
-windlass serve ./Qwen3-8B --engine vllm --plan plan.json"""
+windlass serve ./Qwen3-8B --engine vllm --plan plan.json
+
+windlass serve --route router.toml"""
 
 
 @opens_model
 def serve(
-    model: str = typer.Argument(
-        ..., metavar="MODEL", help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub."
+    model: str | None = typer.Argument(
+        None, metavar="MODEL", help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub."
     ),
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is every interface."),
     port: int = typer.Option(8000, metavar="PORT", help="Port; 0 picks a free one."),
@@ -39,6 +41,9 @@ def serve(
         None,
         metavar="N",
         help="Maximum sequences in a batch; by default what memory has room for, up to 256 on a GPU and 16 on a CPU.",
+    ),
+    route: Path | None = typer.Option(
+        None, metavar="router.toml", help="Serve a router instead of a model: clients ask for auto, auto:cheap or auto:best."
     ),
     engine: str = typer.Option("windlass", metavar="windlass|vllm", help="Inference engine."),
     launch: Launch = typer.Option(),
@@ -63,7 +68,8 @@ def serve(
     from windlass.cli.serve.run import ServeOptions, start
 
     options = ServeOptions(
-        model=model,
+        model=model or "",
+        route=route,
         host=host,
         port=port,
         api_key=api_key,

@@ -35,7 +35,8 @@ Opener = Callable[[Callable[[int, int], None], Callable[[str], None]], "Client"]
 class ServeOptions(Frozen):
     """The command line of `windlass serve`."""
 
-    model: str
+    model: str = ""
+    route: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
@@ -69,6 +70,10 @@ def start(options: ServeOptions) -> int:
     check_tls(settings)
     listening = bind(settings)
     with listening:
+        if options.route is not None:
+            from windlass.cli.serve.route import route_opener
+
+            return _Run(settings, route_opener(options.route, options.launch), None, options.page).serve(listening)
         path = model_files(options.model, shown=True)
         settings = msgspec.structs.replace(settings, sampling=_sampling(path))
         opener, plan = _local(options, path) if options.engine == "windlass" else _vllm(options, path)
@@ -76,6 +81,8 @@ def start(options: ServeOptions) -> int:
 
 
 def _check(options: ServeOptions) -> None:
+    if bool(options.model) == (options.route is not None):
+        raise BadInput("name a model to serve, or a router with --route router.toml; one of them, not both")
     if options.engine not in ENGINES:
         raise BadInput(f"--engine is {' or '.join(ENGINES)}, not {options.engine!r}")
     if options.engine != "windlass" and not options.launch.is_single:
@@ -171,6 +178,9 @@ class _Run:
         client = opener(self._progress, self._log_line)
         self._app: Starlette = make_app(client, settings, plan=plan, page=page, write_file=write_atomically)
         self._service: Service = service_of(self._app)
+        add_metrics: Callable[[object], None] | None = getattr(client, "add_metrics", None)
+        if add_metrics is not None:
+            add_metrics(self._service.metrics.registry)
         self._settings = settings
         self._failed: Error | None = None
         self._task: asyncio.Task[None] | None = None

@@ -86,7 +86,7 @@ def chat_requests(service: Service, body: ChatRequest, caller: Caller) -> Genera
     request = chat_to_request(body, service.limits)
     owner = _owner(caller, body.user or body.safety_identifier)
     notes = SchemaNotes(request)
-    requests = [_with_owner(one, service, caller, owner) for one in expand_n(request, body.n or 1)]
+    requests = [_with_owner(one, service, caller, owner, body.model) for one in expand_n(request, body.n or 1)]
     headers = [*notes.headers, *_tool_header(service, request)]
     return GenerationJob(body, requests, _no_writer, tuple(headers), notes.verdict)
 
@@ -111,7 +111,7 @@ def completion_job(service: Service, raw: bytes, caller: Caller) -> GenerationJo
 def completion_requests(service: Service, body: CompletionRequest, caller: Caller) -> GenerationJob:
     """Without the writer of its response."""
     owner = _owner(caller, body.user)
-    requests = [_with_owner(one, service, caller, owner) for one in completion_to_requests(body, service.limits)]
+    requests = [_with_owner(one, service, caller, owner, body.model) for one in completion_to_requests(body, service.limits)]
     notes = SchemaNotes(requests[0])
     return GenerationJob(body, requests, _no_writer, tuple(notes.headers), notes.verdict)
 
@@ -147,12 +147,12 @@ def _owner(caller: Caller, user: str | None) -> str:
     return f"{caller.key}:{(user or caller.address)[:MAX_OWNER_CHARACTERS]}"
 
 
-def _with_owner(request: Request, service: Service, caller: Caller, owner: str) -> Request:
+def _with_owner(request: Request, service: Service, caller: Caller, owner: str, model: str) -> Request:
     """Different keys do not share cached prefixes: response times would reveal what others asked."""
     salt = request.cache_salt
     if len(service.keys) > 1:
         salt = f"{caller.key}:{salt}"
-    return msgspec.structs.replace(request, owner=owner, cache_salt=salt)
+    return msgspec.structs.replace(request, owner=owner, cache_salt=salt, model=model)
 
 
 async def _echoes(client: Client, requests: Sequence[Request], n: int) -> list[Echo]:

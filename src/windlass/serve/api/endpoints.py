@@ -73,19 +73,18 @@ async def send_json(send: Send, value: Any, code: int = 200, headers: list[Heade
 
 
 async def models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_json(send, ModelList(data=[_card(service)]))
+    await send_json(send, ModelList(data=[_card(service, name) for name in service.model_names]))
 
 
 async def model(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     name = scope["path_params"]["model"]
-    card = _card(service)
-    if name != card.id:
-        raise errors.unknown_model(card.id)
-    await send_json(send, card)
+    if name not in service.model_names:
+        raise errors.unknown_model(service.model)
+    await send_json(send, _card(service, name))
 
 
-def _card(service: Service) -> ModelCard:
-    return model_card(service.info, service.created, service.model)
+def _card(service: Service, name: str) -> ModelCard:
+    return model_card(service.info, service.created, name)
 
 
 async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
