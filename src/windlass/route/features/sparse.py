@@ -48,12 +48,21 @@ class Sparse:
         return np.bincount(self.columns, minlength=self.num_columns)
 
     def scaled(self, by_column: NDArray[np.float32]) -> Sparse:
-        """Columns scaled, then rows of length 1."""
-        values = self.values * by_column[self.columns]
-        norms = np.sqrt(self.row_sums(values * values))
+        """Columns scaled (those scaled by 0 are left out), then rows of length 1."""
+        factors = by_column[self.columns]
+        kept = factors != 0
+        ends = np.concatenate(([0], np.cumsum(kept)))[self.ends]
+        found = Sparse(ends, self.columns[kept], self.values[kept] * factors[kept], self.num_columns)
+        norms = np.sqrt(found.row_sums(found.values * found.values))
         inverse = np.where(norms > 0, 1.0 / np.maximum(norms, 1e-12), 0.0)
-        scaled = values * np.repeat(inverse, np.diff(self.ends)).astype(np.float32)
-        return Sparse(self.ends, self.columns, scaled, self.num_columns)
+        lengths = np.diff(ends)
+        return Sparse(ends, found.columns, found.values * np.repeat(inverse, lengths).astype(np.float32), self.num_columns)
+
+    def with_columns(self, used: NDArray[np.int64]) -> Sparse:
+        """The same rows over the columns `used` alone, which hold all entries."""
+        places = np.zeros(self.num_columns, dtype=np.int32)
+        places[used] = np.arange(len(used), dtype=np.int32)
+        return Sparse(self.ends, places[self.columns], self.values, len(used))
 
     def folded(self, num_columns: int) -> NDArray[np.float32]:
         """Dense, of even columns only, halved and modulo `num_columns`."""

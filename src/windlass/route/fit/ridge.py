@@ -35,8 +35,11 @@ class Linear:
 def fit_ridge(encoded: Encoded, targets: NDArray[np.float64], penalty: float) -> Linear:
     """`targets`: [rows, outputs]."""
     bias = targets.mean(axis=0)
-    solved = [_solve(encoded, column, penalty) for column in (targets - bias).T]
-    words = np.stack([one[0] for one in solved]).astype(np.float32)
+    used = np.flatnonzero(encoded.words.num_rows_with())
+    within = Encoded(encoded.words.with_columns(used), encoded.shape)
+    solved = [_solve(within, column, penalty) for column in (targets - bias).T]
+    words = np.zeros((len(solved), encoded.words.num_columns), dtype=np.float32)
+    words[:, used] = np.stack([one[0] for one in solved])
     return Linear(bias, words, np.stack([one[1] for one in solved]))
 
 
