@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from windlass.core.model import Frozen
 from windlass.route.decide.router_file import RouterFile
 from windlass.route.features.nearest import NUM_COLUMNS, likely
-from windlass.route.features.ngrams import counted
+from windlass.route.features.ngrams import NUM_FEATURES, counted
 from windlass.route.features.shape import expanded, shape_of
 
 
@@ -33,8 +33,11 @@ class PromptPredictor:
 
     def __init__(self, router: RouterFile) -> None:
         self.router = router
-        self._rarity = router.rarity.array()
-        self._words = np.ascontiguousarray(router.words.array().T)  # one prompt reads whole rows
+        columns = router.columns.array("<i8") % NUM_FEATURES
+        self._rarity = np.zeros(NUM_FEATURES, dtype=np.float32)
+        self._rarity[columns] = router.rarity.array()
+        self._words = np.zeros((NUM_FEATURES, len(router.models)), dtype=np.float32)  # one prompt reads whole rows
+        self._words[columns] = router.words.array().T
         self._shape = router.shape.array("<f8")
         self._bias = np.array(router.bias)
         self._mean, self._deviation = np.array(router.mean), np.array(router.deviation)

@@ -86,6 +86,8 @@ class RouterFile(Frozen):
     bits: int
     penalty: float
     share_of_sources: float
+    columns: Packed
+    """The features that were seen: `rarity` and `words` are of these."""
     rarity: Packed
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -118,7 +120,8 @@ def decode_router(raw: bytes, where: str) -> RouterFile:
         raise BadInput(f"{where} is not a router: {error}; make one with `windlass route fit`") from None
     if found.format != FORMAT or found.bits != BITS:
         raise BadInput(f"{where} was made by another version of Windlass ({found.format}); fit it again")
-    sizes = found.words.shape == (len(found.models), NUM_FEATURES) and found.rarity.shape == (NUM_FEATURES,)
+    used = found.columns.shape
+    sizes = len(used) == 1 and used[0] <= NUM_FEATURES and found.words.shape == (len(found.models), *used) and found.rarity.shape == used
     if not sizes or not 0 <= found.best < len(found.models) or len(found.bias) != len(found.models):
         raise BadInput(f"{where} is damaged: its sizes do not agree; fit it again")
     return found

@@ -138,14 +138,15 @@ def _router(table: Table, held: HeldOut, path: Path, chosen: int, predictor: Pre
         )
         for i, name in enumerate(table.models)
     )  # fmt: skip
-    sources = predictor.sources
+    sources, used = predictor.sources, np.flatnonzero(predictor.encoder.rarity)
     return RouterFile(
         format=FORMAT, models=models, best=table.best, tolerance=float(path.tolerances[chosen]), floor=options.floor,
         confidence=options.confidence, cost_unit=table.cost_unit, num_prompts=len(table), bits=BITS,
         penalty=predictor.settings.penalty, share_of_sources=predictor.settings.share_of_sources,
-        rarity=pack(predictor.encoder.rarity), mean=tuple(predictor.encoder.mean.tolist()),
+        columns=pack(used, "<i4"),
+        rarity=pack(predictor.encoder.rarity[used]), mean=tuple(predictor.encoder.mean.tolist()),
         deviation=tuple(predictor.encoder.deviation.tolist()), bias=tuple(predictor.linear.bias.tolist()),
-        words=pack(predictor.linear.words), shape=pack(predictor.linear.shape, "<f8"),
+        words=pack(predictor.linear.words[:, used]), shape=pack(predictor.linear.shape, "<f8"),
         max_novelty=float(np.quantile(held.novelty, UNLIKE_QUANTILE)), path=_points(table, path),
         mean_chance=float(taken.mean()), low_chance=float(np.quantile(taken, 0.05)),
         centroids=None if sources is None else pack(sources.centroids), means=None if sources is None else pack(sources.means, "<f8"),
