@@ -121,7 +121,12 @@ def decode_router(raw: bytes, where: str) -> RouterFile:
     if found.format != FORMAT or found.bits != BITS:
         raise BadInput(f"{where} was made by another version of Windlass ({found.format}); fit it again")
     used = found.columns.shape
-    sizes = len(used) == 1 and used[0] <= NUM_FEATURES and found.words.shape == (len(found.models), *used) and found.rarity.shape == used
+    sizes = (
+        len(used) == 1
+        and used[0] <= NUM_FEATURES
+        and found.words.shape == (len(found.models), *used)
+        and found.rarity.shape == used
+    )
     if not sizes or not 0 <= found.best < len(found.models) or len(found.bias) != len(found.models):
         raise BadInput(f"{where} is damaged: its sizes do not agree; fit it again")
     return found

@@ -73,6 +73,8 @@ def read_jsonl(lines: Iterable[bytes], where: str) -> Iterator[Answer]:
         if not line.strip():
             continue
         try:
+            if _is_unscored(line):
+                continue
             found = _DECODER.decode(line)
             yield Answer(
                 prompt=found.prompt, model=found.model, score=float(found.score), id=str(found.id), group=found.group,
@@ -82,6 +84,26 @@ def read_jsonl(lines: Iterable[bytes], where: str) -> Iterator[Answer]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadInput) as error:
             wanted = 'a line is like {"prompt": "...", "model": "small", "score": 1, "group": "maths"}'
             raise BadInput(f"{where}, line {number}: {error}; {wanted}") from None
+
+
+class _LogLine(msgspec.Struct):
+    decision: str | None = None
+    score: float | None = None
+    prompt: str | None = None
+
+
+_LOG_LINES = msgspec.json.Decoder(_LogLine)
+
+
+def _is_unscored(line: bytes) -> bool:
+    """A line of a router's log without a score, or without its prompt: nothing to learn from."""
+    if b'"decision"' not in line:
+        return False
+    try:
+        found = _LOG_LINES.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return found.decision is not None and (found.score is None or found.prompt is None)
 
 
 def read_wide_csv(lines: Iterable[str], where: str, group: str) -> Iterator[Answer]:
