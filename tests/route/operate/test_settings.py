@@ -42,7 +42,7 @@ def test_bad_settings_are_one_line(tmp_path: Path, text: str, says: str) -> None
 
 def test_a_router_of_other_models_is_refused(tmp_path: Path) -> None:
     other = read(tmp_path, EXAMPLE.replace('"large"', '"huge"'))
-    with pytest.raises(BadInput, match="was fitted to small, large, but router.toml has small, huge"):
+    with pytest.raises(BadInput, match=r"was fitted to small, large, but router\.toml has small, huge"):
         check_models(other, router_file(), "router.toml")
 
 

@@ -68,7 +68,7 @@ def test_prompts_that_a_model_has_not_answered_are_dropped_and_counted() -> None
 
 
 def test_samples_of_a_prompt_are_averaged() -> None:
-    made = [one for one in answers(80)]
+    made = answers(80)
     twice = [*made, *[Answer(prompt=made[0].prompt, model="small", score=1 - made[0].score, group=made[0].group, cost=1.0)]]
     table = make_table(twice)
     assert table.scores[table.prompts.index(made[0].prompt), 0] == 0.5
@@ -92,7 +92,7 @@ def test_tables_that_cannot_be_used_say_what_would_work(
 
 def test_models_with_no_prompt_in_common_are_named_with_their_counts() -> None:
     apart = [Answer(prompt=f"{one.model} {one.prompt}", model=one.model, score=one.score) for one in answers()]
-    with pytest.raises(BadInput, match="0 prompts have answers of all models.*large 2.., small 2") as found:
+    with pytest.raises(BadInput, match=r"0 prompts have answers of all models.*large 2.., small 2") as found:
         make_table(apart)
     assert "evaluate" in str(found.value)
 
