@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from itertools import pairwise
 from random import Random
 
 from windlass.route.decide.swaps import Waiting, simulate
@@ -77,7 +78,7 @@ async def live(seconds: float, other: str) -> None:
     await gate.close()
     each = loading / max(swaps, 1)
     took = time.monotonic() - begun
-    fcfs = 1 + sum(a.model != b.model for a, b in zip(arrivals, arrivals[1:], strict=False))
+    fcfs = 1 + sum(a.model != b.model for a, b in pairwise(arrivals))
     print(f"live: {len(waits)} answered in {took:.0f} s, {swaps} swaps of {each:.1f} s (first come, first served: {fcfs})")
     print(f"live: longest wait for the first token {max(waits):.1f} s, median {sorted(waits)[len(waits) // 2]:.1f} s")
 
