@@ -32,6 +32,7 @@ def fit(
     price: list[str] = typer.Option([], metavar="NAME=IN,OUT", help="Dollars per million prompt and answer tokens of a model."),
     floor: float = typer.Option(0.95, metavar="SHARE", help="Quality to keep, relative to the best single model."),
     confidence: float = typer.Option(0.95, metavar="P", help="With which the floor holds."),
+    region: str = typer.Option("world", metavar="NAME", help="Whose electricity, for CO2: a country or a cloud region."),
     out: Path = typer.Option(Path("router.json"), metavar="FILE", help="The router."),
     plot: Path | None = typer.Option(None, metavar="FILE.png", help="Draw quality against cost."),
     page: Path | None = typer.Option(None, metavar="FILE.html", help="Write the report as a page."),
@@ -42,7 +43,7 @@ def fit(
 
     command = FitCommand(
         answers=tuple(answers), models=models, prices=tuple(price), floor=floor, confidence=confidence, out=out, plot=plot,
-        page=page, as_json=as_json,
+        page=page, region=region, as_json=as_json,
     )  # fmt: skip
     return fit_command(command)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from windlass.cli.route.fit import FitCommand, fit_command
@@ -25,8 +27,10 @@ class CompareCommand(Frozen):
 
 
 def compare_command(command: CompareCommand) -> int:
+    from windlass.cli.eval.models import is_server
     from windlass.cli.eval.options import EvalOptions, wanted_from
     from windlass.cli.eval.run import default_folder, evaluate
+    from windlass.evaluate.run.energy import EnergyMeter
     from windlass.evaluate.run.settings import Wanted
 
     if len(command.models) < 2:
@@ -36,7 +40,8 @@ def compare_command(command: CompareCommand) -> int:
     folder = command.results_dir or default_folder(wanted)
     options = EvalOptions(
         results_dir=folder, resume=command.resume, watts=command.watts, region=command.region,
-        skip_execution=command.skip_execution, confidence=True, as_json=False,
+        skip_execution=command.skip_execution,
+        confidence=not any(is_server(name) for name in command.models),  # not every server has log-probabilities
     )  # fmt: skip
     code = _quietly(lambda: evaluate(wanted, options), command.as_json)
     if code != 0:
@@ -50,7 +55,7 @@ def compare_command(command: CompareCommand) -> int:
     return fit_command(
         FitCommand(
             answers=(folder,), prices=command.prices, floor=command.floor, out=folder / "router.json", plot=folder / "pareto.png",
-            page=folder / "route.html", as_json=command.as_json,
+            page=folder / "route.html", as_json=command.as_json, region=command.region, energy=EnergyMeter(command.watts).how,
         )
     )  # fmt: skip
 
@@ -61,10 +66,8 @@ def _has_verdicts(folder: Path) -> bool:
     return any(record.verdict in ("correct", "wrong") for records in read_folder(folder).values() for record in records)
 
 
-def _quietly(run, is_quiet: bool) -> int:  # type: ignore[no-untyped-def]
+def _quietly(run: Callable[[], int], is_quiet: bool) -> int:
     """Standard output is for the one JSON object."""
-    import contextlib
-
     if not is_quiet:
         return run()
     with contextlib.redirect_stdout(sys.stderr):

@@ -23,6 +23,8 @@ class FitCommand(Frozen):
     plot: Path | None = None
     page: Path | None = None
     as_json: bool = False
+    region: str = "world"
+    energy: str = "as the tables have it"
 
 
 def fit_command(command: FitCommand) -> int:
@@ -34,7 +36,7 @@ def fit_command(command: FitCommand) -> int:
     from windlass.route.report.report import report_of
     from windlass.route.tables.table import make_table
 
-    options = FitOptions(floor=command.floor, confidence=command.confidence)
+    options = FitOptions(floor=command.floor, confidence=command.confidence, region=command.region, energy=command.energy)
     prices, names = parse_prices(command.prices), parse_models(command.models)
     answers = read_answers(command.answers)
     table = make_table(answers, names, prices)

@@ -30,6 +30,10 @@ class FitOptions(Frozen):
     """Of the best single model's quality."""
     confidence: float = 0.95
     seed: int = 0
+    region: str = "world"
+    """Whose electricity, for CO2."""
+    energy: str = "as the tables have it"
+    """How joules were found: counters, or an estimate."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.floor <= 2.0:
@@ -80,7 +84,7 @@ def fit(table: Table, options: FitOptions, done: Done = lambda: None) -> Fitted:
 
 def _unreachable(path: Path, table: Table, options: FitOptions) -> BadInput:
     """What the floor could be: the best ratio that can be shown on these answers."""
-    low, high = 0.0, options.floor
+    low, high = 1.0, options.floor  # the best model itself is always as good as itself
     for _ in range(20):
         middle = (low + high) / 2
         found = margins(path, table.scores, table.best, middle)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from windlass.core.hardware.energy import co2_kg, energy_kwh, grid
 from windlass.core.model import Frozen
 from windlass.core.statistics.intervals import Z
 from windlass.route.fit.curve import Pair
 from windlass.route.tables.table import Table
+
+JOULES_PER_KWH = 3.6e6
 
 
 class Outcome(Frozen):
@@ -19,7 +24,13 @@ class Outcome(Frozen):
     cost: float
     cost_interval: Pair
     seconds: float | None = None
+    seconds_p50: float | None = None
+    seconds_p95: float | None = None
+    tokens: float | None = None
+    """Of an answer."""
     joules: float | None = None
+    """Of an answer; None unless it is known of every one, so that what is known and what is not are never mixed."""
+    grams_co2: float | None = None
     share: dict[str, float] = {}
     model: str = ""
     """Of a single model."""
@@ -37,27 +48,49 @@ def known_mean(values: NDArray[np.float64]) -> float | None:
     return float(known.mean()) if known.size else None
 
 
-def outcome(table: Table, chosen: NDArray[np.int64], how: str, apgr: float | None = None, model: str = "") -> Outcome:
+def grams_of(joules: float | None, region: str) -> float | None:
+    if joules is None:
+        return None
+    return 1000 * co2_kg(energy_kwh(1.0, 1000 * joules / JOULES_PER_KWH), grid(region).grams_per_kwh)
+
+
+def _measured(
+    seconds: NDArray[np.float64], joules: NDArray[np.float64], tokens: NDArray[np.float64], region: str
+) -> dict[str, Any]:
+    known = seconds[~np.isnan(seconds)]
+    used = None if np.isnan(joules).any() else float(joules.mean())
+    return {
+        "seconds": known_mean(seconds),
+        "seconds_p50": float(np.median(known)) if known.size else None,
+        "seconds_p95": float(np.quantile(known, 0.95)) if known.size else None,
+        "tokens": known_mean(tokens) or None,
+        "joules": used,
+        "grams_co2": grams_of(used, region),
+    }
+
+
+def outcome(
+    table: Table, chosen: NDArray[np.int64], how: str, apgr: float | None = None, model: str = "", region: str = "world"
+) -> Outcome:
     """`chosen`: each prompt's model, as a column."""
-    scores, costs, seconds, joules = (
+    scores, costs, seconds, joules, tokens = (
         np.take_along_axis(array, chosen[:, None], axis=1)[:, 0]
-        for array in (table.scores, table.costs, table.seconds, table.joules)
+        for array in (table.scores, table.costs, table.seconds, table.joules, table.tokens)
     )
     share = np.bincount(chosen, minlength=len(table.models)) / len(table)
     return Outcome(
         score=float(scores.mean()), score_interval=mean_interval(scores), cost=float(costs.mean()), cost_interval=mean_interval(costs),
-        seconds=known_mean(seconds), joules=known_mean(joules), share=dict(zip(table.models, share.tolist(), strict=True)),
-        model=model, apgr=apgr, how=how,
+        share=dict(zip(table.models, share.tolist(), strict=True)), model=model, apgr=apgr, how=how,
+        **_measured(seconds, joules, tokens, region),
     )  # fmt: skip
 
 
 def random_like(table: Table, share: NDArray[np.float64]) -> Outcome:
     """The expectation over all random choices with these shares, not one draw."""
     scores, costs = table.scores @ share, table.costs @ share
-    seconds, joules = (known_mean(array @ share) for array in (table.seconds, table.joules))
     return Outcome(
         score=float(scores.mean()), score_interval=mean_interval(scores), cost=float(costs.mean()), cost_interval=mean_interval(costs),
-        seconds=seconds, joules=joules, share=dict(zip(table.models, share.tolist(), strict=True)),
+        seconds=known_mean(table.seconds @ share), share=dict(zip(table.models, share.tolist(), strict=True)),
         apgr=0.5, how="as many calls of each model as the router, at random",
     )  # fmt: skip
 

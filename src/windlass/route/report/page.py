@@ -21,7 +21,8 @@ def page_of(report: Mapping[str, Any]) -> bytes:
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>",
         f"<title>Router against its models</title><style>{STYLE}</style><h1>Router against its models</h1>",
-        f"<p>{report['num_prompts']:,} prompts, {escape(report['cross_validation'])}. Cost: {escape(report['cost_unit'])}.</p>",
+        f"<p>{report['num_prompts']:,} prompts, {escape(report['cross_validation'])}. Cost: {escape(report['cost_unit'])}. "
+        f"Energy: {escape(report['energy'])}; grid: {escape(report['region'])}.</p>",
         _table(_HEAD, [_row(*row) for row in _named(report)]),
         "".join(f"<p>{escape(line)}</p>" for line in summary(report)),
         _plot(report),
@@ -32,7 +33,7 @@ def page_of(report: Mapping[str, Any]) -> bytes:
     return "\n".join(parts).encode()
 
 
-_HEAD = ("", "score", "95 %", "cost", "median s", "p95 s", "joules", "calls")
+_HEAD = ("", "score", "95 %", "cost", "median s", "p95 s", "tokens", "joules", "g CO2", "calls")
 
 
 def _named(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
@@ -47,10 +48,10 @@ def _named(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool
 def _row(name: str, found: Mapping[str, Any], is_router: bool) -> str:
     interval = (found["score_interval"][0], found["score_interval"][1])
     share = ", ".join(f"{100 * part:.0f} % {model}" for model, part in found["share"].items() if part)
-    median = found.get("seconds_p50", found.get("seconds"))
+    median = found.get("seconds_p50") or found.get("seconds")
     cells = [
         name, show_percent(found["score"], interval), show_interval(interval), f"{found['cost']:.4g}", _number(median),
-        _number(found.get("seconds_p95")), _number(found.get("joules")), share,
+        _number(found.get("seconds_p95")), _number(found.get("tokens")), _number(found.get("joules")), _number(found.get("grams_co2")), share,
     ]  # fmt: skip
     return f"<tr{' class=router' if is_router else ''}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 

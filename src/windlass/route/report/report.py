@@ -20,13 +20,14 @@ ROUTELLM_BEST_MMLU_APGR = 0.603
 
 def report_of(fitted: Fitted) -> dict[str, Any]:
     table, held = fitted.table, fitted.held_out
-    router = outcome(table, fitted.crossed, f"{held.how}; the tolerance calibrated on the other folds")
+    region = fitted.options.region
+    router = outcome(table, fitted.crossed, f"{held.how}; the tolerance calibrated on the other folds", region=region)
     share = np.array([router.share[name] for name in table.models])
     gap = _gap(table, held.chances, held.how, None)
     lengths = np.array([float(len(prompt)) for prompt in table.prompts])
     length_gap = _curve(table, lengths, "prompt length", None)
     made: dict[str, Any] = {
-        "models": [_model(table, i) for i in range(len(table.models))],
+        "models": [_model(table, i, region) for i in range(len(table.models))],
         "router": msgspec.to_builtins(router),
         "baselines": {
             "random": msgspec.to_builtins(random_like(table, share)),
@@ -44,6 +45,8 @@ def report_of(fitted: Fitted) -> dict[str, Any]:
         "cross_validation": held.how,
         "abstained": float((held.novelty > fitted.router.max_novelty).mean()),
         "cost_unit": table.cost_unit,
+        "energy": fitted.options.energy,
+        "region": fitted.options.region,
         "num_prompts": len(table),
         "num_groups": len(set(table.groups)),
         "num_dropped": table.num_dropped,
@@ -55,12 +58,9 @@ def report_of(fitted: Fitted) -> dict[str, Any]:
     return made
 
 
-def _model(table: Table, place: int) -> dict[str, Any]:
-    only = outcome(table, np.full(len(table), place), "always this model", model=table.models[place])
-    seconds = table.seconds[:, place]
-    known = seconds[~np.isnan(seconds)]
-    times = {"seconds_p50": float(np.median(known)), "seconds_p95": float(np.quantile(known, 0.95))} if known.size else {}
-    return {"name": table.models[place], **msgspec.to_builtins(only), **times}
+def _model(table: Table, place: int, region: str) -> dict[str, Any]:
+    only = outcome(table, np.full(len(table), place), "always this model", model=table.models[place], region=region)
+    return {"name": table.models[place], **msgspec.to_builtins(only)}
 
 
 def _best_single(table: Table) -> dict[str, Any]:

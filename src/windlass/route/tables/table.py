@@ -32,6 +32,8 @@ class Table:
     seconds: Floats
     """NaN where unknown."""
     joules: Floats
+    tokens: Floats
+    """Of the answer; 0 where unknown."""
     cost_unit: str = "per answer, as the table has it"
     num_dropped: int = 0
     """Prompts that some model has not answered."""
@@ -53,7 +55,8 @@ class Table:
         numbers = np.flatnonzero(mask) if mask.dtype == bool else mask
         return Table(
             tuple(self.prompts[i] for i in numbers), tuple(self.groups[i] for i in numbers), self.models,
-            self.scores[numbers], self.costs[numbers], self.seconds[numbers], self.joules[numbers], self.cost_unit, self.num_dropped,
+            self.scores[numbers], self.costs[numbers], self.seconds[numbers], self.joules[numbers], self.tokens[numbers],
+            self.cost_unit, self.num_dropped,
         )  # fmt: skip
 
 
@@ -66,7 +69,7 @@ def make_table(
     whole = [key for key, found in by_prompt.items() if len(found) == len(names)]
     _check_overlap(by_prompt, whole, names)
     shape = (len(whole), len(names))
-    arrays = {field: np.full(shape, np.nan) for field in ("score", "cost", "seconds", "joules")}
+    arrays = {field: np.full(shape, np.nan) for field in ("score", "cost", "seconds", "joules", "answer_tokens")}
     for row, key in enumerate(whole):
         for column, name in enumerate(names):
             some = by_prompt[key][name]
@@ -75,7 +78,7 @@ def make_table(
     first = [next(iter(by_prompt[key].values()))[0] for key in whole]
     table = Table(
         tuple(one.prompt for one in first), tuple(one.group for one in first), tuple(names),
-        arrays["score"], arrays["cost"], arrays["seconds"], arrays["joules"], num_dropped=len(by_prompt) - len(whole),
+        arrays["score"], arrays["cost"], arrays["seconds"], arrays["joules"], arrays["answer_tokens"], num_dropped=len(by_prompt) - len(whole),
     )  # fmt: skip
     return _ordered(_priced(table, bool(prices)), is_fixed=bool(models))
 
@@ -144,7 +147,7 @@ def _ordered(table: Table, is_fixed: bool) -> Table:
     order = np.argsort(means, kind="stable")
     return _replace(
         table, models=tuple(table.models[i] for i in order), scores=table.scores[:, order], costs=table.costs[:, order],
-        seconds=table.seconds[:, order], joules=table.joules[:, order],
+        seconds=table.seconds[:, order], joules=table.joules[:, order], tokens=table.tokens[:, order],
     )  # fmt: skip
 
 
