@@ -70,7 +70,7 @@ def test_a_breaker_lets_one_request_try_again_after_its_pause() -> None:
             clock.now += 2.0
         return said
 
-    assert asyncio.run(run()) == ["large"] * 5 + ["small"] * 3
+    assert asyncio.run(run()) == ["large"] * 4 + ["small"] * 4
 
 
 def test_a_busy_model_says_when_to_come_back() -> None:
@@ -215,8 +215,9 @@ def test_logged_decisions_are_replayed_to_the_same(tmp_path: Path) -> None:
     assert len(lines) == len(prompts) and all(msgspec.json.decode(line, type=LogLine).model for line in lines)
     found = replay(lines, "log")
     assert found.num_decisions == found.num_same == len(prompts)
-    other = lines[0].replace(b'"chosen":"small"', b'"chosen":"large"')
-    assert replay([other], "log").num_same == 0
+    line = msgspec.json.decode(lines[0])
+    line["chosen"] = "small" if line["chosen"] == "large" else "large"
+    assert replay([msgspec.json.encode(line)], "log").num_same == 0
     with pytest.raises(BadInput, match="line 1"):
         replay([b"{"], "log")
 

@@ -87,6 +87,17 @@ class Arm:
         by_token = tokens.prompt_tokens * one.usd_per_million_prompt + tokens.completion_tokens * one.usd_per_million_answer
         return by_token / 1e6 + one.usd_per_hour * seconds / 3600
 
+    async def current_info(self, seconds: float) -> Info:
+        """Asking a model that is not resident would load it, so nothing is said of it."""
+        if not self.settings.resident:
+            return Info(model=self.name, context_tokens=0)
+        try:
+            async with asyncio.timeout(None if self.info is None else seconds):  # the first time it may have to load
+                self.info = await self.client.info()
+        except TimeoutError:
+            raise Silent(f"{self.name} did not answer for {seconds:g} s") from None
+        return self.info
+
     def finished(self, seconds: float) -> None:
         self.breaker.succeeded()
         self._seconds = seconds if self._seconds is None else (1 - RECENT) * self._seconds + RECENT * seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -29,6 +30,8 @@ AUTO, CHEAP, BEST = "auto", "auto:cheap", "auto:best"
 VARIANTS = (AUTO, CHEAP, BEST)
 MAX_CONVERSATIONS = 10_000
 CONVERSATION_SECONDS = 4 * 3600.0
+INFO_SECONDS = 5.0
+"""A model that does not say what it is within this time counts as gone, for now."""
 
 
 class RouterClient:
@@ -101,19 +104,11 @@ class RouterClient:
 
     async def info(self) -> Info:
         """Of all models that answer; raises only if none does."""
-        found: list[Info] = []
-        failure: Error | None = None
-        for arm in self._order:
-            if arm.info is not None and not arm.settings.resident:
-                found.append(arm.info)  # asking would load it
-                continue
-            try:
-                arm.info = await arm.client.info() if arm.settings.resident else Info(model=arm.name, context_tokens=0)
-                found.append(arm.info)
-            except Error as error:
-                failure = error
+        asked = await asyncio.gather(*(arm.current_info(INFO_SECONDS) for arm in self._order), return_exceptions=True)
+        found = [one for one in asked if isinstance(one, Info)]
         if not found:
-            raise failure or Unavailable("the router has no models")
+            failure = next((one for one in asked if isinstance(one, Error)), None)
+            raise failure or Unavailable("none of the router's models answers")
         lengths = [one.context_tokens for one in found if one.context_tokens]
         return Info(
             model=AUTO,
