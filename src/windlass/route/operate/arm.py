@@ -92,7 +92,8 @@ class Arm:
         if not self.settings.resident:
             return Info(model=self.name, context_tokens=0)
         try:
-            async with asyncio.timeout(None if self.info is None else seconds):  # the first time it may have to load
+            may_load = self.info is None and not self.settings.at.startswith("http")
+            async with asyncio.timeout(None if may_load else seconds):
                 self.info = await self.client.info()
         except TimeoutError:
             raise Silent(f"{self.name} did not answer for {seconds:g} s") from None
