@@ -82,6 +82,11 @@ def cheapest_that_holds(found: Margins, weights: NDArray[np.float32], confidence
     return start + (int(failed[0]) if len(failed) else len(holds) - start) - 1
 
 
+def ratio_of(score: float, best: float) -> float:
+    """Where the best model is never right, any other is as good."""
+    return score / best if best > 0 else 1.0
+
+
 def check_floor(
     found: Margins,
     path: Path,
@@ -101,7 +106,7 @@ def check_floor(
         chosen = cheapest_that_holds(found, in_first, confidence)
         chosen = 0 if chosen is None else chosen
         others = in_first == 0
-        ratio = float(taken[others, chosen].mean()) / max(float(scores[others, best].mean()), 1e-9)
+        ratio = ratio_of(float(taken[others, chosen].mean()), float(scores[others, best].mean()))
         missed += ratio < found.floor
         ratios.append(ratio)
         shares.append(float(is_best[others, chosen].mean()))

@@ -89,6 +89,8 @@ class RouterClient:
             async with aclosing(answering.stream(request, trial)) as deltas:
                 async for delta in deltas:
                     shown = delta if kept else _with_notes(delta, how, decision, trial)
+                    if key is None:
+                        kept.clear()  # only what may be cached is kept whole
                     kept.append(shown)
                     yield shown
         except Error as failure:

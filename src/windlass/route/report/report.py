@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from windlass.core.statistics.intervals import Z
 from windlass.route.fit.curve import GapCurve, Pair, with_intervals
 from windlass.route.fit.fit import Fitted
+from windlass.route.fit.floor import ratio_of
 from windlass.route.report.baselines import Outcome, by_length, mean_interval, oracle, outcome, random_like
 from windlass.route.tables.table import Table
 
@@ -97,7 +98,7 @@ def _floor(fitted: Fitted) -> dict[str, Any]:
     table = fitted.table
     best = table.scores[:, table.best]
     taken = np.take_along_axis(table.scores, fitted.crossed[:, None], axis=1)[:, 0]
-    ratio = float(taken.mean() / max(best.mean(), 1e-9))
+    ratio = ratio_of(float(taken.mean()), float(best.mean()))
     return {
         "asked": fitted.options.floor,
         "held": ratio,
@@ -113,7 +114,9 @@ def _floor(fitted: Fitted) -> dict[str, Any]:
 
 def _ratio_interval(above: NDArray[np.float64], below: NDArray[np.float64]) -> Pair:
     """By the delta method: the residuals of above = ratio x below."""
-    mean = max(float(below.mean()), 1e-9)
+    mean = float(below.mean())
+    if mean <= 0:
+        return 1.0, 1.0
     ratio = float(above.mean()) / mean
     half = Z * float((above - ratio * below).std(ddof=1)) / mean / len(above) ** 0.5
     return ratio - half, ratio + half
