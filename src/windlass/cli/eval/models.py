@@ -76,7 +76,7 @@ async def _server(name: str, options: EvalOptions) -> OpenModel:
 
 async def _router(name: str, options: EvalOptions) -> OpenModel:
     """A router is a Client like any other."""
-    from windlass.cli.route.open import open_router
+    from windlass.open.route import open_router
 
     client = open_router(Path(name), options.launch)
     try:

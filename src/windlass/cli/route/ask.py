@@ -67,7 +67,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 async def _answer(file: Path, prompt: str, variant: str, as_json: bool) -> int:
-    from windlass.cli.route.open import open_router
+    from windlass.open.route import open_router
 
     router = open_router(file)
     notes: dict[str, str] = {}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from windlass.cli.route.open import open_router
 from windlass.core.launch import Launch
+from windlass.open.route import open_router
 from windlass.route.operate.client import RouterClient
 
 if TYPE_CHECKING:

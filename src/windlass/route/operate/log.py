@@ -14,7 +14,6 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import write_errors
 from windlass.route.decide.policy import Decision, Situation, decide
 
 
@@ -59,8 +58,10 @@ class DecisionLog:
         self._descriptor = -1
         self.num_lost = 0
         if path is not None:
-            with write_errors(path, 0):
+            try:
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise BadInput(f"the log {path} cannot be written: {error.strerror}") from None
 
     def add(self, line: LogLine) -> None:
         """A full disk must not stop answers: lines that cannot be written are counted."""
