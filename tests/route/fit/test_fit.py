@@ -163,19 +163,13 @@ def test_a_router_finds_which_model_is_good_at_what() -> None:
 def test_one_prompt_is_predicted_as_many_are() -> None:
     raw = read(table().prompts)
     settings = fitted().router
-    predictor = fit_predictor(raw, table().groups, table().scores, _settings())
+    predictor = fit_predictor(raw, table().groups, table().scores, settings.penalty)
     read_back = PromptPredictor(decode_router(encode_router(settings), "x"))
     many = predictor.predict(raw)
     for place in (0, 1, 17, 100):
         found = read_back.predict(table().prompts[place])
         assert np.allclose(found.chances, many[place], atol=0.01) and not found.is_unlike  # weights are kept in 16 bits
     assert read_back.predict("Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich").is_unlike
-
-
-def _settings():  # type: ignore[no-untyped-def]
-    from windlass.route.fit.model import Settings
-
-    return Settings(fitted().router.penalty, fitted().router.share_of_sources)
 
 
 def test_a_floor_that_nothing_reaches_says_what_would() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from zlib import crc32
 
@@ -36,11 +37,11 @@ def counted(text: str) -> dict[int, int]:
 
 def counts_of(texts: Sequence[str]) -> Sparse:
     """Rows of 1 + log(count): the tenth occurrence of a word says less than the first (sublinear term frequency)."""
-    ends, features, counts = [0], list[int](), list[int]()
+    ends, features, counts = [0], array("i"), array("i")
     for text in texts:
         found = counted(text)
-        features += found.keys()
-        counts += found.values()
+        features.extend(found.keys())
+        counts.extend(found.values())
         ends.append(len(features))
     values = 1.0 + np.log(np.array(counts, dtype=np.float32))
-    return Sparse(np.array(ends, dtype=np.int64), np.array(features, dtype=np.int32), values.astype(np.float32), NUM_FEATURES)
+    return Sparse(np.array(ends, dtype=np.int64), np.array(features, dtype=np.int32), values, NUM_FEATURES)

@@ -13,11 +13,10 @@ from windlass.errors import BadInput
 from windlass.route.decide.path import Path, walk
 from windlass.route.decide.router_file import FORMAT, PathPoint, RoutedModel, RouterFile, pack
 from windlass.route.features.ngrams import BITS
-from windlass.route.fit.cross_validate import HeldOut, cross_validate
+from windlass.route.fit.cross_validate import HeldOut, choose_penalties, cross_validate, folds_of
 from windlass.route.fit.encode import Raw, read
 from windlass.route.fit.floor import FloorCheck, Margins, cheapest_that_holds, check_floor, margins
-from windlass.route.fit.folds import clusters_of, make_folds
-from windlass.route.fit.model import Predictor, choose_settings, fit_predictor
+from windlass.route.fit.model import SHARE_OF_SOURCES, Predictor, fit_predictor
 from windlass.route.tables.table import Table
 
 UNLIKE_QUANTILE = 0.995
@@ -59,15 +58,17 @@ class Fitted:
     router: RouterFile
 
 
-NUM_STEPS = 12
-"""How often `done` is called: five folds, twice, and two more."""
+NUM_STEPS = 17
+"""How often `done` is called: five folds, three times, and two more."""
 
 
 def fit(table: Table, options: FitOptions, done: Done = lambda: None) -> Fitted:
     raw = read(table.prompts)
     done()
-    held = cross_validate(table, raw, "prompts", options.seed, done)
-    by_groups = cross_validate(table, raw, "groups", options.seed, done) if table.has_groups else None
+    folds = folds_of(table, "prompts", options.seed)
+    penalties, penalty = choose_penalties(table, raw, folds, done)
+    held = cross_validate(table, raw, folds, penalties, "equal prompts together", done)
+    by_groups = _by_groups(table, raw, penalty, options.seed, done) if table.has_groups else None
     path, best = walk(held.chances, table.best), table.best
     found = margins(path, table.scores, best, options.floor)
     every = np.ones(len(table), dtype=np.float32)
@@ -76,7 +77,7 @@ def fit(table: Table, options: FitOptions, done: Done = lambda: None) -> Fitted:
         raise _unreachable(path, table, options)
     crossed = _crossed(found, path, held.fold, options.confidence)
     check = check_floor(found, path, table.scores, best, options.confidence, options.seed)
-    predictor = _final(table, raw, options.seed)
+    predictor = fit_predictor(raw, table.groups, table.scores, penalty)
     done()
     router = _router(table, held, path, chosen, predictor, options)
     return Fitted(table, held, by_groups, path, chosen, crossed, check, options, router)
@@ -106,10 +107,10 @@ def _crossed(found: Margins, path: Path, fold: NDArray[np.int64], confidence: fl
     return chosen
 
 
-def _final(table: Table, raw: Raw, seed: int) -> Predictor:
-    inner = make_folds(clusters_of(table.prompts, table.groups, "prompts"), seed=seed + 1)[0]
-    settings = choose_settings(raw, table.groups, table.scores, inner)
-    return fit_predictor(raw, table.groups, table.scores, settings)
+def _by_groups(table: Table, raw: Raw, penalty: float, seed: int, done: Done) -> HeldOut:
+    """With the penalty of the router that is kept: it is to be told how that one does with new groups."""
+    folds = folds_of(table, "groups", seed)
+    return cross_validate(table, raw, folds, [penalty] * len(folds), "whole groups left out", done)
 
 
 def _mean(values: NDArray[np.float64]) -> float | None:
@@ -146,7 +147,7 @@ def _router(table: Table, held: HeldOut, path: Path, chosen: int, predictor: Pre
     return RouterFile(
         format=FORMAT, models=models, best=table.best, tolerance=float(path.tolerances[chosen]), floor=options.floor,
         confidence=options.confidence, cost_unit=table.cost_unit, num_prompts=len(table), bits=BITS,
-        penalty=predictor.settings.penalty, share_of_sources=predictor.settings.share_of_sources,
+        penalty=predictor.penalty, share_of_sources=SHARE_OF_SOURCES if sources is not None else 0.0,
         columns=pack(used, "<i4"),
         rarity=pack(predictor.encoder.rarity[used]), mean=tuple(predictor.encoder.mean.tolist()),
         deviation=tuple(predictor.encoder.deviation.tolist()), bias=tuple(predictor.linear.bias.tolist()),

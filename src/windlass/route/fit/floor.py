@@ -3,8 +3,9 @@
 Tolerances are tried in a fixed order, from the best model always towards the cheapest, and the first that cannot be shown to hold ends
 the walk (fixed-sequence testing, as in Learn then Test, arXiv 2110.01052): no correction for the number tried is needed. Each is tested
 on held-out answers by a lower bound of the mean of `score - floor x score of the best model`. The bound is a *prediction* bound for as
-many future prompts as there are held-out ones, so that a check on a finite set of new prompts holds as often as promised, and one
-prompt that went as badly as it can is added to the data, as conformal risk control does (arXiv 2208.02814).
+many future prompts as there are held-out ones, so that a check on a finite set of new prompts holds as often as promised; it is the lower
+end of a two-sided interval, because a bound that is right on average is missed too often in half of all tables; and one prompt that
+went as badly as it can is added to the data, as conformal risk control does (arXiv 2208.02814).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Margins:
         means = (weights @ self.values - self.floor) / count
         squares = (weights @ self.squares + self.floor**2) / count
         deviations = np.sqrt(np.maximum(squares - means**2, 0.0) * count / (count - 1))
-        return means - t_quantile(confidence, int(count) - 1) * deviations * math.sqrt(2.0 / count)
+        quantile = t_quantile((1 + confidence) / 2, int(count) - 1)
+        return means - quantile * deviations * math.sqrt(2.0 / count)
 
 
 def margins(path: Path, scores: NDArray[np.float64], best: int, floor: float) -> Margins:

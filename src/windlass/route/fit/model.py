@@ -20,48 +20,39 @@ held-out rows was no better than this (docs/log.md)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    penalty: float = 10.0
-    share_of_sources: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Predictor:
     encoder: Encoder
     linear: Linear
     sources: Sources | None
-    settings: Settings
+    penalty: float
 
     def predict(self, raw: Raw) -> NDArray[np.float64]:
         """[prompts, models], within 0 and 1."""
         encoded = self.encoder.encode(raw)
         found = self.linear.predict(encoded)
-        share = self.settings.share_of_sources
-        if self.sources is not None and share:
-            found = (1 - share) * found + share * self.sources.predict(encoded.words)
+        if self.sources is not None:
+            found = (1 - SHARE_OF_SOURCES) * found + SHARE_OF_SOURCES * self.sources.predict(encoded.words)
         return np.clip(found, 0.0, 1.0)
 
 
-def fit_predictor(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], settings: Settings) -> Predictor:
+def fit_predictor(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], penalty: float) -> Predictor:
     encoder = learn(raw)
     encoded = encoder.encode(raw)
-    sources = fit_sources(encoded.words, groups, scores) if settings.share_of_sources else None
-    return Predictor(encoder, fit_ridge(encoded, scores, settings.penalty), sources, settings)
+    return Predictor(encoder, fit_ridge(encoded, scores, penalty), fit_sources(encoded.words, groups, scores), penalty)
 
 
-def choose_settings(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], fold: Fold) -> Settings:
-    """Those that predict best, on the fold's held-out rows, the gain of the best model over each other one."""
+def selection_errors(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], fold: Fold) -> NDArray[np.float64]:
+    """For each penalty, the squared error on the fold's held-out rows of the gain of the best model over another one."""
     gains = _gains(scores)
     encoder = learn(raw.rows(fold.train))
     train, held = encoder.encode(raw.rows(fold.train)), encoder.encode(raw.rows(fold.held_out))
     by_sources = _by_sources(train, held, [groups[i] for i in fold.train], gains[fold.train])
-    by_words = {penalty: fit_ridge(train, gains[fold.train], penalty).predict(held) for penalty in PENALTIES}
-    share = 0.0 if by_sources is None else SHARE_OF_SOURCES
-    errors: dict[float, float] = {}
-    for penalty, found in by_words.items():
-        mixed = found if by_sources is None else (1 - share) * found + share * by_sources
-        errors[penalty] = float(((gains[fold.held_out] - mixed) ** 2).mean())
-    return Settings(min(errors, key=lambda penalty: errors[penalty]), share)
+    errors: list[float] = []
+    for penalty in PENALTIES:
+        found = fit_ridge(train, gains[fold.train], penalty).predict(held)
+        mixed = found if by_sources is None else (1 - SHARE_OF_SOURCES) * found + SHARE_OF_SOURCES * by_sources
+        errors.append(float(((gains[fold.held_out] - mixed) ** 2).sum()))
+    return np.array(errors)
 
 
 def _gains(scores: NDArray[np.float64]) -> NDArray[np.float64]:
