@@ -49,7 +49,7 @@ def explain(file: Path, prompt: str, variant: str) -> dict[str, Any]:
     return {
         "model": decision.model,
         "reason": decision.reason,
-        "models": [{"name": one.name, "chance": one.chance, "cost": one.cost} for one in candidates],
+        "models": [{"name": one.name, "chance": min(max(one.chance, 0.0), 1.0), "cost": one.cost} for one in candidates],
         "tolerance": tolerance,
         "novelty": found.novelty,
         "max_novelty": router.max_novelty,

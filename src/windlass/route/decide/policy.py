@@ -124,7 +124,7 @@ def _within(situation: Situation, available: Sequence[int], by: Literal["cost", 
     enough = [place for place in available if top - chances[place] <= max(tolerance, 0.0)]
     chosen = min(enough, key=lambda place: (_cost(candidates[place], by), place))
     likeliest = max(available, key=lambda place: candidates[place].chance)
-    shown = f"chance {candidates[chosen].chance:.2f}"
+    shown = f"chance {min(max(candidates[chosen].chance, 0.0), 1.0):.2f}"
     if chosen == likeliest:
         return chosen, f"{shown}, the best"
     behind = candidates[likeliest].chance - candidates[chosen].chance

@@ -16,6 +16,7 @@ from windlass.route.features.shape import expanded, shape_of
 
 class Prediction(Frozen):
     chances: tuple[float, ...]
+    """Of the models, in the router's order; a little below 0 or above 1 too, as the regression gives them."""
     novelty: float
     is_unlike: bool
     """The prompt is unlike the data: the router does not know, and abstains."""
@@ -58,9 +59,8 @@ class PromptPredictor:
         chances = self._bias + values @ self._words[features] + self._shape @ shape
         if self._sources is not None:
             chances = (1 - self._sources.share) * chances + self._sources.share * self._by_source(features, values, self._sources)
-        clipped = np.clip(chances, 0.0, 1.0)
         unlike = not found or novelty > self.router.max_novelty
-        return Prediction(chances=tuple(clipped.tolist()), novelty=novelty, is_unlike=unlike)
+        return Prediction(chances=tuple(chances.tolist()), novelty=novelty, is_unlike=unlike)
 
     def _by_source(self, features: NDArray[np.int64], values: NDArray[np.float64], sources: _Sources) -> NDArray[np.float64]:
         is_word = features % 2 == 0

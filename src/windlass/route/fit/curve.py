@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windlass.core.model import Frozen
 
-NUM_RESAMPLES = 400
+NUM_RESAMPLES = 300
 Pair = tuple[float, float]
 
 
@@ -31,15 +31,22 @@ class GapCurve(Frozen):
 
 def gap_curve(order: NDArray[np.float64], small: NDArray[np.float64], large: NDArray[np.float64]) -> GapCurve | None:
     """`order`: who is sent to the large model first (highest). None: the large model is no better, so there is no gap."""
-    return _weighted(order, large - small, np.ones(len(order)))
+    return _weighted(_steps(order), large - small, np.ones(len(order)))
 
 
-def _weighted(order: NDArray[np.float64], gains: NDArray[np.float64], weights: NDArray[np.float64]) -> GapCurve | None:
+def _steps(order: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows as they are sent, and where each run of equal ones ends: they are sent in random order, which is a straight line."""
+    by = np.argsort(-order, kind="stable")
+    return by, np.append(np.flatnonzero(np.diff(order[by])), len(by) - 1)
+
+
+def _weighted(
+    steps: tuple[NDArray[np.int64], NDArray[np.int64]], gains: NDArray[np.float64], weights: NDArray[np.float64]
+) -> GapCurve | None:
     total = float(gains @ weights)
     if total <= 0:
         return None
-    by = np.argsort(-order, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(order[by])), len(by) - 1)  # equal ones are sent in random order: a straight line
+    by, ends = steps
     calls = np.concatenate(([0.0], np.cumsum(weights[by])[ends])) / weights.sum()
     closed = np.concatenate(([0.0], np.cumsum((gains * weights)[by])[ends])) / total
     area = float(((closed[1:] + closed[:-1]) / 2 * np.diff(calls)).sum())
@@ -66,10 +73,10 @@ def with_intervals(
     found = gap_curve(order, small, large)
     if found is None:
         return None
-    random, gains = np.random.default_rng(seed), large - small
+    random, gains, steps = np.random.default_rng(seed), large - small, _steps(order)
     _, which = np.unique(np.array(clusters if clusters is not None else range(len(order))), return_inverse=True)
     count = int(which.max()) + 1
-    drawn = [_weighted(order, gains, random.multinomial(count, np.full(count, 1 / count))[which]) for _ in range(NUM_RESAMPLES)]
+    drawn = [_weighted(steps, gains, random.multinomial(count, np.full(count, 1 / count))[which]) for _ in range(NUM_RESAMPLES)]
     known = [one for one in drawn if one is not None]
     bounds = {f"{name}_interval": _bounds([getattr(one, name) for one in known]) for name in ("apgr", "cpt50", "cpt80")}
     return msgspec.structs.replace(found, how=how, **bounds)

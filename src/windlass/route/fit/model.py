@@ -13,7 +13,7 @@ from windlass.route.fit.folds import Fold
 from windlass.route.fit.ridge import Linear, fit_ridge
 from windlass.route.fit.sources import Sources, fit_sources
 
-PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
+PENALTIES = (3.0, 10.0, 30.0, 100.0)
 SHARE_OF_SOURCES = 0.5
 """Half of a prediction comes from the guessed source, where there are several; half from the regression. Choosing the share on
 held-out rows was no better than this (docs/log.md)."""
@@ -27,12 +27,12 @@ class Predictor:
     penalty: float
 
     def predict(self, raw: Raw) -> NDArray[np.float64]:
-        """[prompts, models], within 0 and 1."""
+        """[prompts, models]. A little below 0 or above 1 too: cutting them off would lose which of two prompts gains more."""
         encoded = self.encoder.encode(raw)
         found = self.linear.predict(encoded)
         if self.sources is not None:
             found = (1 - SHARE_OF_SOURCES) * found + SHARE_OF_SOURCES * self.sources.predict(encoded.words)
-        return np.clip(found, 0.0, 1.0)
+        return found
 
 
 def fit_predictor(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], penalty: float) -> Predictor:

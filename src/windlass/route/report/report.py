@@ -137,6 +137,7 @@ def _over_best(fitted: Fitted, router: Outcome) -> dict[str, Any]:
 
 def _calibration(name: str, chances: NDArray[np.float64], scores: NDArray[np.float64]) -> dict[str, Any]:
     """Brier score, beside that of always predicting the mean; and, in tenths of the prompts, predicted against found."""
+    chances = np.clip(chances, 0.0, 1.0)
     order = np.array_split(np.argsort(chances, kind="stable"), 10)
     bins = [[float(chances[part].mean()), float(scores[part].mean()), len(part)] for part in order if len(part)]
     base = float(((scores - scores.mean()) ** 2).mean())
