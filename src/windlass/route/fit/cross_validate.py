@@ -30,7 +30,7 @@ def choose_penalties(table: Table, raw: Raw, folds: Sequence[Fold], done: Callab
     """One for each fold, from the errors on the *other* folds' held-out rows, so that no row has a say in its own; and one from all."""
     errors: list[NDArray[np.float64]] = []
     for fold in folds:
-        errors.append(selection_errors(raw, table.groups, table.scores, fold))
+        errors.append(selection_errors(raw, table.scores, fold))
         done()
     total = np.sum(errors, axis=0)
     return [PENALTIES[int(np.argmin(total - own))] for own in errors], PENALTIES[int(np.argmin(total))]

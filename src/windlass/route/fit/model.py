@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.route.fit.encode import Encoded, Encoder, Raw, learn
+from windlass.route.fit.encode import Encoder, Raw, learn
 from windlass.route.fit.folds import Fold
 from windlass.route.fit.ridge import Linear, fit_ridge
 from windlass.route.fit.sources import Sources, fit_sources
@@ -41,18 +41,13 @@ def fit_predictor(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], 
     return Predictor(encoder, fit_ridge(encoded, scores, penalty), fit_sources(encoded.words, groups, scores), penalty)
 
 
-def selection_errors(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], fold: Fold) -> NDArray[np.float64]:
-    """For each penalty, the squared error on the fold's held-out rows of the gain of the best model over another one."""
+def selection_errors(raw: Raw, scores: NDArray[np.float64], fold: Fold) -> NDArray[np.float64]:
+    """For each penalty, the regression's squared error on the fold's held-out rows, of the gain of the best model over another one."""
     gains = _gains(scores)
     encoder = learn(raw.rows(fold.train))
     train, held = encoder.encode(raw.rows(fold.train)), encoder.encode(raw.rows(fold.held_out))
-    by_sources = _by_sources(train, held, [groups[i] for i in fold.train], gains[fold.train])
-    errors: list[float] = []
-    for penalty in PENALTIES:
-        found = fit_ridge(train, gains[fold.train], penalty).predict(held)
-        mixed = found if by_sources is None else (1 - SHARE_OF_SOURCES) * found + SHARE_OF_SOURCES * by_sources
-        errors.append(float(((gains[fold.held_out] - mixed) ** 2).sum()))
-    return np.array(errors)
+    found = [fit_ridge(train, gains[fold.train], penalty).predict(held) for penalty in PENALTIES]
+    return np.array([float(((gains[fold.held_out] - one) ** 2).sum()) for one in found])
 
 
 def _gains(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -60,8 +55,3 @@ def _gains(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     best = int(np.argmax(scores.mean(axis=0)))
     other = 0 if best else 1
     return (scores[:, best] - scores[:, other])[:, None]
-
-
-def _by_sources(train: Encoded, held: Encoded, groups: Sequence[str], gains: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    sources = fit_sources(train.words, groups, gains)
-    return None if sources is None else sources.predict(held.words)

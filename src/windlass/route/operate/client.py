@@ -143,7 +143,9 @@ class RouterClient:
         situation = self._situation(prediction, self._policy(variant))
         decision = decide(situation)
         self.counters.abstained += decision.is_abstained
-        if all(one.is_available for one in situation.candidates):  # else the choice says more about the models than about the prompts
+        if all(
+            one.is_available for one in situation.candidates
+        ):  # else the choice says more about the models than about the prompts
             self._watch(prediction, decision)
         if self.settings.shadow:
             shadow = Decision(
