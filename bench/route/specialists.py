@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -26,20 +27,8 @@ def main() -> None:
     count = sys.argv[3] if len(sys.argv) > 3 else "100"
     folder.mkdir(parents=True, exist_ok=True)
     tasks = f"arithmetic,lists,{HERE / 'facts.toml'}"
-    if not (folder / "answers").exists():
-        windlass(
-            folder,
-            "eval",
-            "tiny-glm",
-            other,
-            "--tasks",
-            tasks,
-            "--num-examples",
-            count,
-            "--confidence",
-            "--results-dir",
-            "answers",
-        )
+    again = ["--resume"] if (folder / "answers").exists() else ["tiny-glm", other, "--tasks", tasks, "--num-examples", count]
+    windlass(folder, "eval", *again, "--confidence", "--results-dir", "answers")
     names = sorted(path.parent.name for path in (folder / "answers").glob("*/journal.jsonl"))
     prices = [word for name in names for word in ("--price", f"{name}={_price(name)},{_price(name)}")]
     for floor in ("0.95", "1.0"):
