@@ -21,6 +21,8 @@ from windlass.core.model import Frozen
 from windlass.route.decide.path import Path
 
 NUM_SPLITS = 200
+ROUNDING = 1e-6
+"""Scores along a path are kept in 32 bits."""
 
 
 class FloorCheck(Frozen):
@@ -109,7 +111,7 @@ def check_floor(
         chosen = 0 if chosen is None else chosen
         others = in_first == 0
         ratio = ratio_of(float(taken[others, chosen].mean()), float(scores[others, best].mean()))
-        missed += ratio < found.floor
+        missed += ratio < found.floor - ROUNDING
         ratios.append(ratio)
         shares.append(float(is_best[others, chosen].mean()))
         cheap.append(float(is_cheapest[others, chosen].mean()))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windlass.core.statistics.intervals import Z
 from windlass.route.fit.curve import GapCurve, Pair, with_intervals
 from windlass.route.fit.fit import Fitted
-from windlass.route.fit.floor import ratio_of
+from windlass.route.fit.floor import ROUNDING, ratio_of
 from windlass.route.report.baselines import Outcome, by_length, mean_interval, oracle, outcome, random_like
 from windlass.route.tables.table import Table
 
@@ -104,7 +104,7 @@ def _floor(fitted: Fitted) -> dict[str, Any]:
         "held": ratio,
         "held_interval": _ratio_interval(taken, best),
         "confidence": fitted.options.confidence,
-        "is_held": ratio >= fitted.options.floor,
+        "is_held": ratio >= fitted.options.floor - ROUNDING,
         "tolerance": fitted.router.tolerance,
         "cheap_share": float((fitted.crossed != table.best).mean()),
         "splits": msgspec.to_builtins(fitted.check),
