@@ -153,6 +153,16 @@ def test_swaps_are_shared_and_waiting_is_bounded() -> None:
     assert ours.max_wait < first.max_wait and ours.seconds < first.seconds
 
 
+def test_an_idle_model_lingers_as_long_as_a_swap_takes() -> None:
+    queue = [Waiting(number=0, model="b", arrived=1.0)]
+    assert next_request(queue, "a", 3.0, 30.0, linger=4.0) is None and next_request(queue, "a", 5.0, 30.0, linger=4.0) is not None
+    assert next_request(queue, None, 1.0, 30.0, linger=4.0) is not None
+    rare = [Waiting(number=one.number, model=one.model, arrived=10 * one.arrived) for one in _trace(200)]
+    runs, loads = {"a": 0.2, "b": 0.3}, {"a": 4.0, "b": 4.0}
+    at_once, lingers = simulate(rare, runs, loads, 30.0), simulate(rare, runs, loads, 30.0, linger=4.0)
+    assert lingers.num_swaps < 0.8 * at_once.num_swaps and lingers.max_wait <= 30.0 + 4.0
+
+
 def test_who_has_waited_too_long_lets_no_others_pass() -> None:
     queue = [Waiting(number=0, model="b", arrived=0.0), Waiting(number=1, model="a", arrived=5.0)]
     early, late = next_request(queue, "a", 9.0, 10.0), next_request(queue, "a", 11.0, 10.0)

@@ -12,7 +12,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from windlass.core.client import Client
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores
-from windlass.route.decide.swaps import Waiting, next_request
+from windlass.route.decide.swaps import Waiting, next_request, wait_until
 
 Open = Callable[[], Awaitable[Client]]
 
@@ -29,7 +29,7 @@ class SwapGate:
         self.num_swaps = 0
         self.load_seconds = 0.0
         self.longest_wait = 0.0
-        self._is_swapping = False
+        self._is_swapping = self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -52,15 +52,24 @@ class SwapGate:
         finally:
             self._leave()
 
+    @property
+    def _linger(self) -> float:
+        """As long as a swap takes."""
+        return self.load_seconds / self.num_swaps if self.num_swaps else 0.0
+
     def _leave(self) -> None:
         self._inside -= 1
         self._admit()
 
     def _admit(self) -> None:
         """Lets in everybody whose turn it is. Who waits for another model comes after those inside have left."""
-        while not self._is_swapping and self._queue:
-            chosen = next_request([waiting for waiting, _ in self._queue], self.loaded, self._clock(), self._max_wait)
-            assert chosen is not None
+        while not self._is_swapping and self._queue and not self._is_closed:
+            queue, linger = [waiting for waiting, _ in self._queue], self._linger
+            chosen = next_request(queue, self.loaded, self._clock(), self._max_wait, linger)
+            if chosen is None:
+                left = wait_until(queue, self.loaded, self._max_wait, linger) - self._clock()
+                asyncio.get_running_loop().call_later(max(left, 0.001), self._admit)
+                return
             if chosen.model != self.loaded or self._client is None:
                 if self._inside == 0:
                     self._is_swapping = True
@@ -93,6 +102,7 @@ class SwapGate:
         self._admit()
 
     async def close(self) -> None:
+        self._is_closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
