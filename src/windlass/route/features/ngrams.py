@@ -44,4 +44,4 @@ def counts_of(texts: Sequence[str]) -> Sparse:
         counts.extend(found.values())
         ends.append(len(features))
     values = 1.0 + np.log(np.array(counts, dtype=np.float32))
-    return Sparse(np.array(ends, dtype=np.int64), np.array(features, dtype=np.int32), values, NUM_FEATURES)
+    return Sparse(np.array(ends, dtype=np.int64), np.array(features, dtype=np.int32), values.astype(np.float32), NUM_FEATURES)

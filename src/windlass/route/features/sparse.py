@@ -30,7 +30,8 @@ class Sparse:
 
     def transposed_times(self, vector: NDArray[Any]) -> NDArray[np.float64]:
         spread = np.repeat(vector, np.diff(self.ends))
-        return np.bincount(self.columns, weights=self.values * spread, minlength=self.num_columns)
+        found = np.bincount(self.columns, weights=self.values * spread, minlength=self.num_columns)
+        return found.astype(np.float64, copy=False)
 
     def row_sums(self, entries: NDArray[Any]) -> NDArray[np.float64]:
         """Differences of a running sum, because `reduceat` takes an empty row's neighbour."""

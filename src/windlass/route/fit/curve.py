@@ -76,7 +76,10 @@ def with_intervals(
     random, gains, steps = np.random.default_rng(seed), large - small, _steps(order)
     _, which = np.unique(np.array(clusters if clusters is not None else range(len(order))), return_inverse=True)
     count = int(which.max()) + 1
-    drawn = [_weighted(steps, gains, random.multinomial(count, np.full(count, 1 / count))[which]) for _ in range(NUM_RESAMPLES)]
+    drawn = [
+        _weighted(steps, gains, random.multinomial(count, np.full(count, 1 / count)).astype(np.float64)[which])
+        for _ in range(NUM_RESAMPLES)
+    ]
     known = [one for one in drawn if one is not None]
     bounds = {f"{name}_interval": _bounds([getattr(one, name) for one in known]) for name in ("apgr", "cpt50", "cpt80")}
     return msgspec.structs.replace(found, how=how, **bounds)

@@ -56,7 +56,8 @@ class Margins:
 
 def margins(path: Path, scores: NDArray[np.float64], best: int, floor: float) -> Margins:
     values = path.taken(scores) - np.float32(floor) * scores[:, [best]].astype(np.float32)
-    return Margins(values, values * values, floor)
+    values = values.astype(np.float32)
+    return Margins(values, (values * values).astype(np.float32), floor)
 
 
 def t_quantile(confidence: float, freedom: int) -> float:
