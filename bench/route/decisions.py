@@ -6,6 +6,7 @@ Without a folder, 14,000 made-up prompts of 57 sources and 20 to 400 words. One 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -47,9 +48,12 @@ def made_up(count: int = 14_000) -> Table:
 
 def main() -> None:
     table = make_table(read_paths([Path(sys.argv[1])])) if len(sys.argv) > 1 else made_up()
+    start = process_memory(os.getpid()).anonymous_bytes / 2**20
     began, cpu = time.perf_counter(), time.process_time()
     fitted = fit(table, FitOptions())
     report_of(fitted)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"peak memory {peak:.0f} MiB, {start:.0f} MiB of it before the fit (interpreter, numpy, the table)")
     print(f"fit of {len(table):,} rows: {time.process_time() - cpu:.1f} s of CPU, {time.perf_counter() - began:.1f} s")
     raw = encode_router(fitted.router)
     prompts = list(table.prompts)

@@ -45,10 +45,15 @@ class Path:
 
     def taken(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
         """The chosen models' values: [rows, tolerances]."""
-        return np.take_along_axis(values.astype(np.float32), self.choices.astype(np.int64), axis=1)
+        found = np.zeros(self.choices.shape, dtype=np.float32)
+        for model in range(values.shape[1]):  # no index array of 8 bytes an entry
+            np.copyto(found, values[:, [model]].astype(np.float32), where=self.choices == model)
+        return found
 
 
 def walk(chances: NDArray[np.float64], best: int) -> Path:
     steps = tolerances(chances, best)
-    chosen = np.stack([choose(chances, best, float(step)) for step in steps], axis=1)
-    return Path(steps, chosen.astype(np.int16))
+    chosen = np.empty((len(chances), len(steps)), dtype=np.int16)
+    for place, step in enumerate(steps):
+        chosen[:, place] = choose(chances, best, float(step))
+    return Path(steps, chosen)

@@ -16,7 +16,7 @@ from windlass.route.features.nearest import NUM_COLUMNS, likely
 from windlass.route.features.sparse import Sparse
 
 PRIOR_ROWS = 20.0
-BLOCK_ROWS = 128
+BLOCK_ROWS = 32
 MAX_SOURCES = 512
 
 
