@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NUM_SUMS = "60"
+NUM_SUMS, NUM_LIVE_SUMS = "10", "60"
 """Of each of two tasks; there are 66 facts."""
 PARAMETERS = {"tiny-glm": 17.6, "SmolLM2": 134.5}
 
@@ -57,7 +57,7 @@ def _live(folder: Path, name: str) -> None:
     """Through the router, with other questions than it was fitted to."""
     (folder / f"{name}.jsonl").unlink(missing_ok=True)
     right = asked = 0
-    for tasks, options in (("arithmetic,lists", ["--num-examples", NUM_SUMS]), (str(HERE / "facts_other.toml"), [])):
+    for tasks, options in (("arithmetic,lists", ["--num-examples", NUM_LIVE_SUMS]), (str(HERE / "facts_other.toml"), [])):
         where = ["--results-dir", f"{name}-{time.time():.0f}", "--json", "--seed", "7"]
         made = json.loads(windlass(folder, "eval", f"{name}.toml", "--tasks", tasks, *options, *where))
         right += sum(row["num_correct"] for row in made["results"])

@@ -43,6 +43,8 @@ class Margins:
     values: NDArray[np.float32]
     squares: NDArray[np.float32]
     floor: float
+    argmax: int
+    """The number of the tolerance 0."""
 
     def lower_bounds(self, weights: NDArray[np.float32], confidence: float) -> NDArray[np.float64]:
         """`weights`: 1 for rows that count."""
@@ -57,7 +59,8 @@ class Margins:
 def margins(path: Path, scores: NDArray[np.float64], best: int, floor: float) -> Margins:
     values = path.taken(scores) - np.float32(floor) * scores[:, [best]].astype(np.float32)
     values = values.astype(np.float32)
-    return Margins(values, (values * values).astype(np.float32), floor)
+    argmax = int(np.argmin(np.abs(path.tolerances)))
+    return Margins(values, (values * values).astype(np.float32), floor, argmax)
 
 
 def t_quantile(confidence: float, freedom: int) -> float:
@@ -68,21 +71,19 @@ def t_quantile(confidence: float, freedom: int) -> float:
 
 
 def cheapest_that_holds(found: Margins, weights: NDArray[np.float32], confidence: float) -> int | None:
-    """The number of a tolerance. None: not even the best model always holds it (a floor above 1).
+    """The number of a tolerance. None: nothing holds it (a floor above 1).
 
-    A floor above 1 may be reached further along, where each prompt goes to the model that is better at it: then the walk starts
-    at the tolerance with the highest bound, and all that were skipped count as tries (Bonferroni).
+    Two walks towards the cheapest model: from the best model always, and from the best chance of each prompt, which may be better than
+    any one model. Each may err with half of the probability that is allowed, since bounds are two-sided.
     """
-    bounds = found.lower_bounds(weights, confidence)
-    holds = bounds >= 0
+    holds = found.lower_bounds(weights, confidence) >= 0
     if found.floor <= 1.0:
         holds[0] = True  # the best model is always as good as itself, however little data there is
-    start = 0
-    if not holds[0]:
-        strict = found.lower_bounds(weights, 1 - (1 - confidence) / len(bounds))
-        start = int(np.argmax(strict))
-        if strict[start] < 0:
-            return None
+    ends = [_last_that_holds(holds, start) for start in (0, found.argmax) if holds[start]]
+    return max(ends, default=None)
+
+
+def _last_that_holds(holds: NDArray[np.bool_], start: int) -> int:
     failed = np.flatnonzero(~holds[start:])
     return start + (int(failed[0]) if len(failed) else len(holds) - start) - 1
 
@@ -109,7 +110,8 @@ def check_floor(
     for _ in range(num_splits):
         in_first = (random.permutation(len(scores)) % 2 == 0).astype(np.float32)
         chosen = cheapest_that_holds(found, in_first, confidence)
-        chosen = 0 if chosen is None else chosen
+        if chosen is None:  # nothing is promised, so nothing is missed
+            continue
         others = in_first == 0
         ratio = ratio_of(float(taken[others, chosen].mean()), float(scores[others, best].mean()))
         missed += ratio < found.floor - ROUNDING
@@ -117,6 +119,6 @@ def check_floor(
         shares.append(float(is_best[others, chosen].mean()))
         cheap.append(float(is_cheapest[others, chosen].mean()))
     return FloorCheck(
-        num_splits=num_splits, num_missed=missed, mean_share_of_best=float(np.mean(shares)),
-        mean_cheap_share=float(np.mean(cheap)), worst_ratio=min(ratios),
+        num_splits=num_splits, num_missed=missed, mean_share_of_best=float(np.mean(shares or [1.0])),
+        mean_cheap_share=float(np.mean(cheap or [0.0])), worst_ratio=min(ratios, default=1.0),
     )  # fmt: skip
