@@ -90,6 +90,7 @@ def compare(
     models: list[str] = typer.Argument(..., metavar="MODEL|URL...", help="Two models or more, cheapest first."),
     tasks: str = typer.Option("humaneval", metavar="NAME,FILE.toml,...", help="Tasks of `windlass eval`."),
     num_examples: int | None = typer.Option(None, metavar="N", help="Questions of each task. Default: all."),
+    max_tokens: int | None = typer.Option(None, metavar="N", help="Of an answer. Default: the task's."),
     skip_execution: bool = typer.Option(False, "--skip-execution", help="Keep generated programs, but do not run them."),
     floor: float = typer.Option(0.95, metavar="SHARE", help="Quality to keep, relative to the best single model."),
     results_dir: Path | None = typer.Option(None, metavar="DIR", help="Where everything goes."),
@@ -103,7 +104,7 @@ def compare(
     from windlass.cli.route.compare import CompareCommand, compare_command
 
     command = CompareCommand(
-        models=tuple(models), tasks=tasks, num_examples=num_examples, skip_execution=skip_execution, floor=floor,
+        models=tuple(models), tasks=tasks, num_examples=num_examples, max_tokens=max_tokens, skip_execution=skip_execution, floor=floor,
         results_dir=results_dir, resume=resume, watts=watts, region=region, prices=tuple(price), as_json=as_json,
     )  # fmt: skip
     return compare_command(command)

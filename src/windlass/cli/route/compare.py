@@ -16,6 +16,7 @@ class CompareCommand(Frozen):
     models: tuple[str, ...]
     tasks: str
     num_examples: int | None = None
+    max_tokens: int | None = None
     skip_execution: bool = False
     floor: float = 0.95
     results_dir: Path | None = None
@@ -35,7 +36,13 @@ def compare_command(command: CompareCommand) -> int:
 
     if len(command.models) < 2:
         raise BadInput("name two models or more, cheapest first; a router chooses between them")
-    given = {"models": command.models, "tasks": command.tasks, "num_examples": command.num_examples, "style": None}
+    given = {
+        "models": command.models,
+        "tasks": command.tasks,
+        "num_examples": command.num_examples,
+        "style": None,
+        "max_tokens": command.max_tokens,
+    }
     wanted: Wanted = wanted_from(given)
     folder = command.results_dir or default_folder(wanted)
     options = EvalOptions(
