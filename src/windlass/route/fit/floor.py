@@ -1,6 +1,7 @@
 """The cheapest tolerance that keeps quality at or above a floor, relative to the best single model, with a stated confidence.
 
-Tolerances are tried in a fixed order, from the best model always towards the cheapest, and the first that cannot be shown to hold ends
+Tolerances are tried in a fixed order, from the best model always towards the cheapest (and from the best chance of each prompt, where
+that is better than any one model), and the first that cannot be shown to hold ends
 the walk (fixed-sequence testing, as in Learn then Test, arXiv 2110.01052): no correction for the number tried is needed. Each is tested
 on held-out answers by a lower bound of the mean of `score - floor x score of the best model`. The bound is a *prediction* bound for as
 many future prompts as there are held-out ones, so that a check on a finite set of new prompts holds as often as promised; it is the lower
