@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from windlass.core.hardware.energy import co2_kg, energy_kwh, grid
 from windlass.core.model import Frozen
-from windlass.core.statistics.intervals import Z
+from windlass.core.statistics.intervals import Z, wilson
 from windlass.route.fit.curve import Pair
 from windlass.route.tables.table import Table
 
@@ -41,6 +41,14 @@ class Outcome(Frozen):
 def mean_interval(values: NDArray[np.float64]) -> Pair:
     half = Z * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return float(values.mean()) - half, float(values.mean()) + half
+
+
+def share_interval(scores: NDArray[np.float64]) -> Pair:
+    """Of scores from 0 to 1: Wilson's, where each is right or wrong."""
+    if bool(np.isin(scores, (0.0, 1.0)).all()):
+        return wilson(float(scores.sum()), len(scores))
+    low, high = mean_interval(scores)
+    return max(low, 0.0), min(high, 1.0)
 
 
 def known_mean(values: NDArray[np.float64]) -> float | None:
@@ -79,7 +87,7 @@ def outcome(
     )
     share = np.bincount(chosen, minlength=len(table.models)) / len(table)
     return Outcome(
-        score=float(scores.mean()), score_interval=mean_interval(scores), cost=float(costs.mean()), cost_interval=mean_interval(costs),
+        score=float(scores.mean()), score_interval=share_interval(scores), cost=float(costs.mean()), cost_interval=mean_interval(costs),
         share=dict(zip(table.models, share.tolist(), strict=True)), model=model, apgr=apgr, how=how,
         **_measured(seconds, joules, tokens, region),
     )  # fmt: skip
@@ -89,7 +97,7 @@ def random_like(table: Table, share: NDArray[np.float64]) -> Outcome:
     """The expectation over all random choices with these shares, not one draw."""
     scores, costs = table.scores @ share, table.costs @ share
     return Outcome(
-        score=float(scores.mean()), score_interval=mean_interval(scores), cost=float(costs.mean()), cost_interval=mean_interval(costs),
+        score=float(scores.mean()), score_interval=share_interval(scores), cost=float(costs.mean()), cost_interval=mean_interval(costs),
         seconds=known_mean(table.seconds @ share), share=dict(zip(table.models, share.tolist(), strict=True)),
         apgr=0.5, how="as many calls of each model as the router, at random",
     )  # fmt: skip
