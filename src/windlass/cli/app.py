@@ -13,6 +13,7 @@ from windlass.cli.fleet import launch, worker
 from windlass.cli.models import command as models
 from windlass.cli.observe import command as observe
 from windlass.cli.plan import command as plan
+from windlass.cli.route import command as route
 from windlass.cli.run import command as run_command
 from windlass.cli.serve import command as serve
 from windlass.cli.setup import command as setup
@@ -22,7 +23,7 @@ from windlass.errors import BadInput
 
 app = typer.Typer(
     name="windlass",
-    help="Plan, convert, run, serve, evaluate and train open-weight language models on the hardware you have.",
+    help="Plan, convert, run, serve, evaluate, route and train open-weight language models on the hardware you have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -52,6 +53,7 @@ app.command("worker")(worker.worker)
 app.command("launch")(launch.launch)
 app.command("top")(top.top)
 app.add_typer(eval_command.app, name="eval")
+app.add_typer(route.app, name="route")
 app.add_typer(models.app, name="models")
 app.add_typer(observe.app, name="observe")
 app.add_typer(setup.app, name="setup")

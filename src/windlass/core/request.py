@@ -193,6 +193,8 @@ class Request(Frozen):
     """Lower is more urgent: each step below doubles the share of its owner, and at equal shares it is served first."""
     adapter: str = ""
     """The name of a LoRA adapter that the engine has; empty: the model as it is."""
+    model: str = ""
+    """The name that the caller asked for. A router chooses by it; a client of one model ignores it."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
@@ -391,6 +393,8 @@ class Delta(Frozen):
     """The stop token, last of `token_ids` and not part of the text; None if a stop string or the length ended the output."""
     usage: Usage | None = None
     timings: Timings | None = None
+    notes: dict[str, str] = {}
+    """How it was answered, by name: a router's decision. Once, in the first delta; a server sends them as headers."""
 
 
 class DeviceMemory(Frozen):

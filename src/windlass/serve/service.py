@@ -180,11 +180,16 @@ class Service:
 
     @property
     def own_names(self) -> list[str]:
-        """The model's, and those of its adapters."""
-        return [self.model, *(f"{self.model}:{adapter}" for adapter in self.adapters)]
+        """The model's, those of its adapters, and those of a router."""
+        return [self.model, *(f"{self.model}:{adapter}" for adapter in self.adapters), *self.routed_names]
+
+    @property
+    def routed_names(self) -> tuple[str, ...]:
+        """What a router can be asked for beside its own name."""
+        return tuple(name for name in getattr(self.client, "model_names", ()) if name != self.model)
 
     def knows(self, name: str) -> bool:
-        return not name or name == self.model or self._adapter(name) is not None
+        return not name or name == self.model or name in self.routed_names or self._adapter(name) is not None
 
     def _adapter(self, name: str) -> str | None:
         """`MODEL:ADAPTER`, or the adapter's name alone."""
@@ -195,7 +200,7 @@ class Service:
         """The adapter that a name means; empty: the model itself."""
         if not self.knows(name):
             raise errors.unknown_model(self.names)
-        return "" if not name or name == self.model else self._adapter(name) or ""
+        return self._adapter(name) or "" if name and name != self.model else ""
 
     def shown_model(self, adapter: str) -> str:
         return f"{self.model}:{adapter}" if adapter else self.model

@@ -50,7 +50,7 @@ def run(
     models: list[str] = typer.Argument(
         None,
         metavar="MODEL|URL...",
-        help="Models as for `run`, or servers: http://host:8000, or http://host:8000#NAME of several.",
+        help="Models as for `run`; servers: http://host:8000, or http://host:8000#NAME of several; routers: router.toml.",
     ),
     tasks: str | None = typer.Option(
         None, metavar="NAME,FILE.toml,...", help="Tasks; `windlass eval tasks` lists them. By default all whose data is here."
@@ -91,6 +91,9 @@ def run(
         ("", ""), metavar="lm-eval TASKS", help="Also run lm-evaluation-harness's tasks, and show its numbers beside ours."
     ),
     export: str | None = typer.Option(None, metavar="lm-eval,inspect", help="Also write results in these layouts."),
+    confidence: bool = typer.Option(
+        False, "--confidence", help="Keep each answer's confidence (token log-probabilities), for `windlass route fit`."
+    ),
     wait: float = typer.Option(600.0, metavar="SECONDS", help="How long a server that is gone is waited for."),
     deadline: float = typer.Option(600.0, metavar="SECONDS", help="Of one answer; later it counts as a failed request."),
     launch: Launch = typer.Option(),
@@ -118,6 +121,7 @@ def run(
         execute_anyway=execute_anyway,
         harness=harness,
         export=export,
+        confidence=confidence,
         wait_seconds=wait,
         deadline_seconds=deadline,
         launch=launch,

@@ -41,7 +41,9 @@ def is_server(name: str) -> bool:
 
 @asynccontextmanager
 async def opened(name: str, options: EvalOptions) -> AsyncGenerator[OpenModel]:
-    made = await (_server(name, options) if is_server(name) else _local(name, options))
+    made = await (
+        _server(name, options) if is_server(name) else _router(name, options) if name.endswith(".toml") else _local(name, options)
+    )
     try:
         yield made
     finally:
@@ -70,6 +72,23 @@ async def _server(name: str, options: EvalOptions) -> OpenModel:
         top=top_logprobs(info),
         speed=speed,
         url=url,
+    )
+
+
+async def _router(name: str, options: EvalOptions) -> OpenModel:
+    """A router is a Client like any other."""
+    from windlass.open.route import open_router
+
+    client = open_router(Path(name), options.launch)
+    try:
+        info = await client.info()
+    except BaseException:
+        await client.close()
+        raise
+    concurrency = options.concurrency or LOCAL_CONCURRENCY
+    speed = Speed(watts=options.watts)
+    return OpenModel(
+        client=client, info=info, label=Path(name).stem, weights="", concurrency=concurrency, top=top_logprobs(info), speed=speed
     )
 
 

@@ -31,6 +31,7 @@ class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
     execute_anyway: bool = False
     harness: tuple[str, str] = ("", "")
     export: str | None = None
+    confidence: bool = False
     wait_seconds: float = 600.0
     deadline_seconds: float = 600.0
     launch: Launch = Launch()

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from windlass.evaluate.report.statistics import show_interval, show_percent, wilson
+from windlass.core.statistics.intervals import show_interval, show_percent, wilson
 from windlass.evaluate.run.progress import Silent, Standing, Watcher
 from windlass.units import format_rate, format_seconds
 

@@ -31,6 +31,7 @@ from windlass.evaluate.sandbox.sandbox import Sandbox
 from windlass.evaluate.tasks.catalog import choose_tasks
 from windlass.evaluate.tasks.sources import is_here
 from windlass.evaluate.tasks.task import Task
+from windlass.route.decide.confidence import confidence_of
 
 JOURNAL = "journal.jsonl"
 
@@ -216,6 +217,7 @@ def how_of(model: OpenModel, options: EvalOptions, seconds: float, usd: float) -
         price=price,
         watts=model.speed.watts,
         top=model.top,
+        confidence=confidence_of if options.confidence else None,
     )
 
 

@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.cli.console import console
+from windlass.core.statistics.intervals import show_interval, show_percent, show_points
 from windlass.evaluate.report.compare import Comparison
 from windlass.evaluate.report.markdown import accuracy
 from windlass.evaluate.report.report import Report
 from windlass.evaluate.report.results import Measured, Result
-from windlass.evaluate.report.statistics import show_interval, show_percent, show_points
 from windlass.evaluate.run.estimate import Estimate
 from windlass.units import format_bytes, format_count, format_seconds
 

@@ -19,13 +19,15 @@ windlass serve ./GLM-4.5-Air-int4 --workers 10.0.0.7:9998,10.0.0.8:9998 --secret
 
 windlass serve small=./Qwen3-8B-int4 large=./GLM-4.5-Air-int4 --keep 1 --lora small:legal=./adapters/legal
 
-windlass serve ./Qwen3-8B --engine vllm --plan plan.json"""
+windlass serve ./Qwen3-8B --engine vllm --plan plan.json
+
+windlass serve --route router.toml"""
 
 
 @opens_model
 def serve(
-    models: list[str] = typer.Argument(
-        ...,
+    models: list[str] | None = typer.Argument(
+        None,
         metavar="MODEL...",
         help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub; NAME=MODEL names it. "
         "Several are loaded on demand.",
@@ -44,6 +46,9 @@ def serve(
         None,
         metavar="N",
         help="Maximum sequences in a batch; by default what memory has room for, up to 256 on a GPU and 16 on a CPU.",
+    ),
+    route: Path | None = typer.Option(
+        None, metavar="router.toml", help="Serve a router instead of a model: clients ask for auto, auto:cheap or auto:best."
     ),
     engine: str = typer.Option("windlass", metavar="windlass|vllm", help="Inference engine."),
     launch: Launch = typer.Option(),
@@ -88,11 +93,12 @@ def serve(
     from windlass.cli.serve.run import ServeOptions, start
 
     options = ServeOptions(
-        models=tuple(models),
+        models=tuple(models or ()),
         lora=tuple(lora),
         keep=keep,
         memory=memory,
         unload_after=unload_after,
+        route=route,
         host=host,
         port=port,
         api_key=api_key,

@@ -16,7 +16,8 @@ ENGINES = ("windlass", "vllm")
 class ServeOptions(Frozen):
     """The command line of `windlass serve`."""
 
-    models: tuple[str, ...]
+    models: tuple[str, ...] = ()
+    route: Path | None = None
     lora: tuple[str, ...] = ()
     keep: int | None = None
     memory: str = ""
@@ -50,6 +51,8 @@ class ServeOptions(Frozen):
 
 
 def check_options(options: ServeOptions) -> None:
+    if bool(options.models) == (options.route is not None):
+        raise BadInput("name a model to serve, or a router with --route router.toml; one of them, not both")
     if options.engine != "windlass" and (len(options.models) > 1 or options.lora):
         raise BadInput("several models and --lora are for --engine windlass")
     if len(options.models) > 1 and (options.plan is not None or options.name or not options.launch.is_single):

@@ -38,6 +38,13 @@ def start(options: ServeOptions) -> int:
     listening = bind(settings)
     with listening:
         given, port = named_models(options.models), listening.getsockname()[1]
+        if options.route is not None:
+            from windlass.cli.serve.route import route_opener
+
+            routed = route_opener(options.route, options.launch)
+            return _Run(settings, lambda run: _app_of_one(settings, routed, None, options.page, run), options, port).serve(
+                listening
+            )
         if len(given) > 1:
             return _Run(settings, lambda run: app_of_several(options, settings, given, run), options, port).serve(listening)
         path = model_files(given[0].model, shown=True)
@@ -107,6 +114,9 @@ class _Run:
             otlp=options.otlp,
         )
         add_watch(self._service, how)
+        add_metrics: Callable[[object], None] | None = getattr(self._service.client, "add_metrics", None)
+        if add_metrics is not None:
+            add_metrics(self._service.metrics.registry)
         self._settings = settings
         self._failed: Error | None = None
         self._task: asyncio.Task[None] | None = None

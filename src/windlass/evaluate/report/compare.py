@@ -8,7 +8,7 @@ from itertools import combinations
 from statistics import fmean
 
 from windlass.core.model import Frozen
-from windlass.evaluate.report.statistics import Interval, paired
+from windlass.core.statistics.intervals import Interval, paired
 from windlass.evaluate.run.records import Record
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from windlass.core.statistics.intervals import show_interval, show_percent, show_points
 from windlass.evaluate.report.report import Report
 from windlass.evaluate.report.results import Result
-from windlass.evaluate.report.statistics import show_interval, show_percent, show_points
 
 
 def markdown(report: Report) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from windlass.core.hardware.energy import co2_kg, energy_kwh, grid
 from windlass.core.model import Frozen
-from windlass.evaluate.report.statistics import Interval, clustered, pass_at_k, wilson
+from windlass.core.statistics.intervals import Interval, clustered, pass_at_k, wilson
 from windlass.evaluate.run.budget import Price
 from windlass.evaluate.run.records import Record
 from windlass.evaluate.tasks.task import Task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
 
@@ -28,6 +28,7 @@ class Reply(Frozen):
     reasoning: str = ""
     finish: str = ""
     choices: dict[str, float] = {}
+    confidence: dict[str, float] = {}
     tokens: Tokens = Tokens()
     seconds: float = 0.0
 
@@ -40,6 +41,8 @@ class Asking(Frozen):
     max_tokens: int
     deadline_seconds: float
     top: int = OTHER_TOP
+    confidence: Callable[[Sequence[float]], dict[str, float]] | None = None
+    """From the log-probabilities of an answer's tokens; None: they are not asked for."""
 
 
 async def ask(client: Client, question: Question, sample: int, how: Asking) -> Reply:
@@ -67,9 +70,12 @@ async def _generate(client: Client, question: Question, sample: int, how: Asking
         stop=() if is_chat else how.task.prompt.stop,
         thinking=how.settings.thinking if is_chat else None,
         deadline_seconds=how.deadline_seconds,
+        logprobs=None if how.confidence is None else 0,
     )
     deltas = await _collect(client, request)
+    logprobs = [entry.logprob for delta in deltas for entry in delta.logprobs]
     return Reply(
+        confidence=how.confidence(logprobs) if how.confidence is not None else {},
         answer="".join(delta.content for delta in deltas),
         reasoning="".join(delta.reasoning for delta in deltas),
         finish=deltas[-1].finish_reason or "",

@@ -33,6 +33,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     flexible_passed: bool | None = None
     choices: dict[str, float] = {}
     """Log-probabilities, of tasks that compare them."""
+    confidence: dict[str, float] = {}
+    """Of the model in its own answer (`windlass eval --confidence`): what `windlass route fit` learns a cascade from."""
     verdict: VerdictName = "pending"
     why: str = ""
     tokens: Tokens = Tokens()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -39,6 +39,8 @@ class How(Frozen):
     price: Price = Price()
     watts: float | None = None
     top: int = OTHER_TOP
+    confidence: Callable[[Sequence[float]], dict[str, float]] | None = None
+    """Of an answer, from the log-probabilities of its tokens; None: they are not asked for."""
 
 
 DEFAULT = How()
@@ -79,6 +81,7 @@ class Runner:
             max_tokens=one.settings.max_tokens,
             deadline_seconds=how.deadline_seconds,
             top=how.top,
+            confidence=how.confidence,
         )
 
     async def run(self) -> Mapping[str, Record]:

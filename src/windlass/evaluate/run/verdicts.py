@@ -29,6 +29,7 @@ def answered(task: Task, item: Item, reply: Reply, attempts: int) -> Record:
         reasoning=reply.reasoning,
         finish=reply.finish,
         choices=reply.choices,
+        confidence=reply.confidence,
         tokens=reply.tokens,
         seconds=reply.seconds,
         attempts=attempts,

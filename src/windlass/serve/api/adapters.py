@@ -97,7 +97,7 @@ def chat_requests(service: Service, body: ChatRequest, caller: Caller, adapter: 
     request = chat_to_request(body, service.limits)
     owner = _owner(caller, body.user or body.safety_identifier)
     notes = SchemaNotes(request)
-    requests = [_with_owner(one, service, caller, owner, adapter) for one in expand_n(request, body.n or 1)]
+    requests = [_with_owner(one, service, caller, owner, adapter, body.model) for one in expand_n(request, body.n or 1)]
     headers = [*notes.headers, *_tool_header(service, request)]
     return GenerationJob(body, requests, _no_writer, tuple(headers), notes.verdict)
 
@@ -121,7 +121,9 @@ def completion_job(service: Service, raw: bytes, caller: Caller) -> GenerationJo
 def completion_requests(service: Service, body: CompletionRequest, caller: Caller, adapter: str = "") -> GenerationJob:
     """Without the writer of its response."""
     owner = _owner(caller, body.user)
-    requests = [_with_owner(one, service, caller, owner, adapter) for one in completion_to_requests(body, service.limits)]
+    requests = [
+        _with_owner(one, service, caller, owner, adapter, body.model) for one in completion_to_requests(body, service.limits)
+    ]
     notes = SchemaNotes(requests[0])
     return GenerationJob(body, requests, _no_writer, tuple(notes.headers), notes.verdict)
 
@@ -157,14 +159,14 @@ def _owner(caller: Caller, user: str | None) -> str:
     return f"{caller.share}/{(user or caller.address)[:MAX_OWNER_CHARACTERS]}"
 
 
-def _with_owner(request: Request, service: Service, caller: Caller, owner: str, adapter: str) -> Request:
+def _with_owner(request: Request, service: Service, caller: Caller, owner: str, adapter: str, model: str) -> Request:
     """Different keys do not share cached prefixes: response times would reveal what others asked."""
     salt, priority = request.cache_salt, request.priority
     if len(service.keys) > 1:
         salt = f"{caller.key}:{salt}"
     if caller.key:
         priority = max(priority, service.keys[caller.key - 1].priority)
-    return msgspec.structs.replace(request, owner=owner, cache_salt=salt, priority=priority, adapter=adapter)
+    return msgspec.structs.replace(request, owner=owner, cache_salt=salt, priority=priority, adapter=adapter, model=model)
 
 
 async def _echoes(client: Client, requests: Sequence[Request], n: int) -> list[Echo]:

@@ -94,10 +94,11 @@ async def model(service: Service, scope: Scope, receive: Receive, send: Send) ->
 
 
 def _cards(service: Service) -> list[ModelCard]:
-    """The model, and its adapters as vLLM shows them."""
+    """The model, its adapters as vLLM shows them, and what a router can be asked for."""
     own = _card(service)
     names = [service.shown_model(adapter) for adapter in service.adapters]
-    return [own, *(msgspec.structs.replace(own, id=name, parent=own.id) for name in names)]
+    routed = [msgspec.structs.replace(own, id=name) for name in service.routed_names]
+    return [own, *(msgspec.structs.replace(own, id=name, parent=own.id) for name in names), *routed]
 
 
 def _card(service: Service) -> ModelCard:

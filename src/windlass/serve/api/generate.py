@@ -6,8 +6,9 @@ One extra task waits for a disconnect; everything else runs in the request's own
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -21,7 +22,7 @@ from windlass.serve.api.interrupt import wait_disconnect
 from windlass.serve.api.middleware import DETAILS
 from windlass.serve.backend.in_flight import InFlightRequest
 from windlass.serve.backend.merge import Batch, merge_streams
-from windlass.serve.http.asgi import ClientDisconnected, response_start, send_response
+from windlass.serve.http.asgi import ClientDisconnected, Header, response_start, send_response
 from windlass.serve.http.protocol import ABORT
 from windlass.serve.monitor.log import MAX_PROMPT_CHARACTERS
 from windlass.serve.monitor.metrics import SequenceTimer
@@ -31,6 +32,8 @@ from windlass.wire.schema.errors import ApiError, renamed
 ERROR_EVENT_SECONDS = 1.0
 MAX_HEADER_SECONDS = 1.0
 """After which the headers of a stream are sent even if the engine has not accepted the request yet."""
+MAX_NOTE_CHARACTERS = 200
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
 LARGE_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread: a hundred thousand messages or tools take a second, which would block the event loop."""
 
@@ -94,6 +97,7 @@ class _Generation:
         self._so_far: dict[int, Usage] = {}
         self._num_tokens = [0] * len(job.requests)
         self._has_calls = False
+        self._notes: list[Header] = []
         self._started = False
         self._starting: asyncio.Future[None] | None = None
         self._events: EventWriter | None = None
@@ -160,7 +164,7 @@ class _Generation:
             await starting
 
     def _headers(self) -> Message:
-        return response_start(200, self._job.media_type, headers=self._job.headers)
+        return response_start(200, self._job.media_type, headers=[*self._job.headers, *self._notes])
 
     def _finished(self, choices: list[list[Delta]] | None) -> None:
         if choices is not None and self._job.finished is not None:
@@ -176,7 +180,7 @@ class _Generation:
         self._finished(choices)
         self._disconnect_task.cancel()
         self._started = True
-        await send_response(self._send, 200, body, headers=[*self._job.headers, *self._job.verdict(choices)])
+        await send_response(self._send, 200, body, headers=[*self._job.headers, *self._notes, *self._job.verdict(choices)])
 
     def _observe(self, batch: Batch) -> int:
         """How many sequences finished in this batch."""
@@ -188,6 +192,8 @@ class _Generation:
                 self._so_far[index] = delta.usage
             if delta.tool_calls:
                 self._has_calls = True
+            if delta.notes:
+                self._notes = note_headers(delta.notes)
             if delta.finish_reason is not None:
                 self._ends[index] = delta
                 ended += 1
@@ -258,7 +264,8 @@ class _Generation:
     def _details(self) -> str:
         usages = [delta.usage for delta in self._ends.values() if delta.usage is not None]
         text = usage_text(usages)
-        return f"{text}, {self._flight.cancel_reason}" if self._flight.cancel_reason else text
+        routed = "".join(f", {value.decode()}" for name, value in self._notes if name.endswith(b"-model"))
+        return f"{text}{routed}, {self._flight.cancel_reason}" if self._flight.cancel_reason else f"{text}{routed}"
 
 
 def _keep(choices: list[list[Delta]], batch: Batch) -> None:
@@ -272,6 +279,11 @@ def usage_text(usages: Sequence[Usage]) -> str:
     prompt, new = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
     cached = sum(one.cached_tokens for one in usages)
     return f"{prompt:,} + {new:,} tokens{f', {cached:,} cached' if cached else ''}"
+
+
+def note_headers(notes: Mapping[str, str]) -> list[Header]:
+    """How it was answered, as a router says. Prompts do not stand in notes; names of models may hold any character."""
+    return [(name.encode(), _UNSAFE.sub("?", value)[:MAX_NOTE_CHARACTERS].encode()) for name, value in notes.items()]
 
 
 def _no_abort() -> None: ...

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.evaluate.report.statistics import (
+from windlass.core.statistics.intervals import (
     bootstrap,
     clustered,
     clustered_error,

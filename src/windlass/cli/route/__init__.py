@@ -1,0 +1,1 @@
+"""`windlass route`."""

@@ -1,0 +1,1 @@
+"""Statistics that reports share."""

@@ -1,0 +1,1 @@
+"""A prompt as numbers: hashed n-grams and counts."""

@@ -1,0 +1,1 @@
+"""Fitting a router to a table, with cross-validation."""

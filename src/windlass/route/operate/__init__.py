@@ -1,0 +1,1 @@
+"""The router as a Client: fallback, breakers, sticky conversations, cache, log, drift."""

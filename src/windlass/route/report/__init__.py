@@ -1,0 +1,1 @@
+"""What a router gains: numbers with intervals, the Pareto plot, the page."""

@@ -1,0 +1,1 @@
+"""Answers that models gave, as one table of prompts and models."""
