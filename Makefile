@@ -87,5 +87,5 @@ $(RUN): pyproject.toml | $(BIN)/pip
 
 # Everything else that tests need: what is installed already, Windlass itself among it, is left as it is.
 $(DEV): $(RUN)
-	$(STEP) "What tests need" $(INSTALL) 'windlass[dev]'
+	$(STEP) "What tests need" $(INSTALL) 'windlass-llm[dev]'
 	@touch $@

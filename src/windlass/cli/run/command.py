@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from windlass.cli.about.completion import complete_model
 from windlass.cli.options import opens_model
 from windlass.core.launch import Launch
 
@@ -27,7 +28,10 @@ windlass run meta-llama/Llama-3.1-8B --plan plan.json"""
 @opens_model
 def run(
     model: str = typer.Argument(
-        ..., metavar="MODEL", help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub."
+        ...,
+        metavar="MODEL",
+        help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub.",
+        autocompletion=complete_model,
     ),
     prompt: str | None = typer.Option(
         None, metavar="TEXT", help="Answer this prompt and exit. Without it: a chat, or the text piped in."

@@ -56,7 +56,7 @@ def launch_for(path: Path, options: RunOptions) -> Launch:
 def ready_client(launch: Launch, shown: bool) -> Generator[SyncClient]:
     """A client whose model is loaded, with a progress bar meanwhile. Its process ends with the block."""
     require_torch("running a model")
-    compile_kernels(shown)
+    compile_kernels(shown, launch.device)
     with ExitStack() as bars:
         if launch.is_single:
             started = bars.enter_context(byte_progress(f"loading {Path(launch.model).name}", shown))

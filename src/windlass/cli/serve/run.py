@@ -147,7 +147,7 @@ def _local(options: ServeOptions, path: Path) -> tuple[Opener, Plan | None]:
     launch = msgspec.structs.replace(options.launch, model=str(path))
     launch = launch if plan is None else apply_plan(launch, plan)
     launch = msgspec.structs.replace(launch, max_sequences=options.max_running or launch.max_sequences)
-    compile_kernels(shown=True)
+    compile_kernels(shown=True, device=launch.device)
     return lambda progress, notify: open_client(launch, progress, notify=notify), plan
 
 
