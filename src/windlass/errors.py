@@ -61,12 +61,13 @@ class TooLong(BadInput):
 
 
 class UnknownName(BadInput):
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        """`hint`: said instead of the nearest of `known`."""
         import difflib  # only needed for errors
 
         lowered = {candidate.lower(): candidate for candidate in known}
         near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]
-        super().__init__(f"unknown {what} {name!r}; {_suggestion(near, sorted(lowered.values()), what)}")
+        super().__init__(f"unknown {what} {name!r}; {hint or _suggestion(near, sorted(lowered.values()), what)}")
 
 
 def _suggestion(near: list[str], known: list[str], what: str) -> str:

@@ -64,7 +64,21 @@ def node_progress(shown: bool) -> Generator[Callable[[NodeProgress], None]]:
 
 def _bars() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
+    return Progress(TextColumn("{task.description}"), BarColumn(), *size_columns(), console=Console(stderr=True))
+
+
+def size_columns() -> list[Any]:
+    """Bytes, speed and time left; empty until the total is known, where Rich would print `0/? bytes`."""
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.text import Text
+
+    def known(kind: type[Any]) -> Any:
+        class Known(kind):
+            def render(self, task: Any) -> Any:
+                return Text("") if task.total is None else super().render(task)
+
+        return Known()
+
+    return [known(kind) for kind in (DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)]

@@ -24,7 +24,7 @@ from windlass.open.compile import compile_kernels
 from windlass.open.generation import generation_defaults
 from windlass.open.plan import apply_plan, read_plan
 from windlass.open.progress import ByteBar, byte_progress, node_progress
-from windlass.open.resolve import model_files
+from windlass.open.resolve import runnable_files
 from windlass.units import format_bytes, format_context, format_seconds
 
 Opener = Callable[[Launch, bool], AbstractContextManager[SyncClient]]
@@ -35,7 +35,7 @@ def start(model: str, options: RunOptions, opener: Opener | None = None) -> int:
     prompt = _prompt(options)
     if prompt is None and options.as_json:
         raise BadInput("--json prints one answer: add --prompt TEXT, or pipe in a text")
-    path = model_files(model, shown=not options.as_json)
+    path = runnable_files(model, shown=not options.as_json)
     launch = launch_for(path, options)
     settings = settings_from(options, generation_defaults(path))
     with (opener or ready_client)(launch, not options.as_json) as client:

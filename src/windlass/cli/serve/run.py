@@ -62,14 +62,14 @@ def start(options: ServeOptions) -> int:
     _check(options)
     # Prompts arrive one by one, so its threads are of no use; and with them it warns whenever an engine process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from windlass.open.resolve import model_files
+    from windlass.open.resolve import runnable_files
     from windlass.serve.server import bind, check_tls
 
     settings = settings_of(options)
     check_tls(settings)
     listening = bind(settings)
     with listening:
-        path = model_files(options.model, shown=True)
+        path = runnable_files(options.model, shown=True)
         settings = msgspec.structs.replace(settings, sampling=_sampling(path))
         opener, plan = _local(options, path) if options.engine == "windlass" else _vllm(options, path)
         return _Run(settings, opener, plan, options.page).serve(listening)
