@@ -45,6 +45,21 @@ class ByteBar:
 
 
 @contextmanager
+def token_progress(what: str, shown: bool) -> Generator[Callable[[int, int], None]]:
+    """For callers that report (tokens so far, tokens in all)."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
 def node_progress(shown: bool) -> Generator[Callable[[NodeProgress], None]]:
     """A bar for what each machine of a fleet receives and loads."""
     if not shown or not sys.stderr.isatty():

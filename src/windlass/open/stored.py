@@ -7,12 +7,14 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass.core.model import Frozen
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
 from windlass.errors import BadInput
-from windlass.formats.gguf.header import GgufHeader, GgufTensor
+
+if TYPE_CHECKING:
+    from windlass.formats.gguf.header import GgufHeader, GgufTensor
 
 SMALLEST_GROUP = 32
 GGML_SCHEMES: dict[str, tuple[str, bool]] = {

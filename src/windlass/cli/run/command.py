@@ -48,6 +48,7 @@ def run(
     system: str | None = typer.Option(None, metavar="TEXT", help="System prompt."),
     launch: Launch = typer.Option(),
     plan: Path | None = typer.Option(None, metavar="plan.json", help="Run as this saved plan says (`windlass plan --save`)."),
+    allow_loops: bool = typer.Option(False, "--allow-loops", help="Do not stop an answer that only repeats itself."),
     as_json: bool = typer.Option(False, "--json", help="Print the answer as JSON, with token ids and timings."),
 ) -> int:
     """Run a model on this machine or over several: chat with it, or get one answer.
@@ -68,6 +69,7 @@ def run(
         launch=launch,
         plan=plan,
         as_json=as_json,
+        allow_loops=allow_loops,
     )
     return start(model, options)
 

@@ -108,12 +108,13 @@ def request_for(info: Info, settings: ChatSettings, prompt: str, system: str | N
 
 def _one(client: SyncClient, info: Info, settings: ChatSettings, prompt: str, options: RunOptions) -> int:
     screen = Screen()
-    found = answer(client, request_for(info, settings, prompt, options.system), None if options.as_json else screen)
+    request = request_for(info, settings, prompt, options.system)
+    found = answer(client, request, None if options.as_json else screen, stop_loops=settings.stop_loops)
     if options.as_json:
         text = msgspec.json.format(msgspec.json.encode(as_json(found, info)), indent=2).decode()
         sys.stdout.write(text + "\n")
     else:
-        screen.remark(summary(found))
+        screen.remark(f"{summary(found)}; {numbers(settings)}")
     return 0
 
 
@@ -129,11 +130,17 @@ def as_json(found: TimedAnswer, info: Info) -> dict[str, Any]:
 def _chat(client: SyncClient, info: Info, settings: ChatSettings, options: RunOptions) -> int:
     screen = Screen()
     screen.remark(greeting(info))
+    screen.remark(f"sampling: {numbers(settings)}; /set changes it")
     if not info.has_chat:
         screen.remark("a base model without a chat template: it continues what you type as plain text")
     with keyboard() as read:
         Chat(client, info, settings, screen, options.system).loop(read)
     return 0
+
+
+def numbers(settings: ChatSettings) -> str:
+    """`temperature 0.7, top_p 0.95`."""
+    return ", ".join(f"{name} {value:g}" for name, value in settings.sampling.items())
 
 
 def greeting(info: Info) -> str:

@@ -121,11 +121,11 @@ def _folder(path: Path) -> Path:
 
 
 def _sampling(path: Path) -> Sampling:
-    """Defaults of requests that set nothing: the model's own, else the API's."""
+    """Defaults of requests that set nothing: the model's own, else those of `windlass run`."""
     from windlass.core.request import Sampling
-    from windlass.open.generation import generation_defaults
+    from windlass.open.generation import default_sampling
 
-    return Sampling(**generation_defaults(path))
+    return Sampling(**default_sampling(path))
 
 
 def _plan(file: Path | None) -> Plan | None:

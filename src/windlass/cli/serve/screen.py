@@ -29,6 +29,7 @@ def show_panel(service: Service, url: str) -> None:
 def panel_lines(service: Service, url: str) -> list[str]:
     from rich.markup import escape
 
+    from windlass.serve.api.status import describe_sampling
     from windlass.serve.http.origin import is_local
 
     settings, info = service.settings, service.supervisor.info
@@ -42,6 +43,7 @@ def panel_lines(service: Service, url: str) -> list[str]:
         f"[bold]{url}/v1[/]  OpenAI-compatible API",
         f"{escape(service.model)}: {escape(', '.join(described))}",
         f"{room}{loaded}",
+        f"by default {describe_sampling(settings.sampling)}",
         escape(info.details.get("offload", "")),
         escape(f"planned: {service.plan.engine}, {service.plan.layout}, on {service.plan.hardware}") if service.plan else "",
         _key_line(len(service.keys), is_local(settings.host)),

@@ -96,8 +96,8 @@ def _cached_config(hub: Any, name: str) -> Path | None:
     """The config in the cache, where the hub cannot be asked. One question first, which fails at once: a download would be tried for half
     a minute by huggingface_hub before it says so."""
     try:
-        hub.HfApi().model_info(name)
-    except hub.errors.RepositoryNotFoundError:
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"))
+    except (hub.errors.RepositoryNotFoundError, hub.errors.EntryNotFoundError):
         raise
     except (*_hub_exceptions(hub.errors), OSError, RuntimeError):
         found = hub.try_to_load_from_cache(name, "config.json")
