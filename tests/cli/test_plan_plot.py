@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 pytestmark = pytest.mark.pure
@@ -25,8 +27,8 @@ def test_labels_do_not_overprint(names: list[str]) -> None:
     labels = axes.get_xticklabels()
     if labels[0].get_rotation() == 0:
         boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
-        assert all(left.x1 <= right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+        assert all(left.x1 <= right.x0 for left, right in pairwise(boxes))
     else:  # slanted: beside one another if the places are a line height apart
         places = [label.get_window_extent().x1 for label in labels]
-        assert min(right - left for left, right in zip(places, places[1:], strict=False)) > labels[0].get_fontsize()
+        assert min(right - left for left, right in pairwise(places)) > labels[0].get_fontsize()
     pyplot.close(figure)

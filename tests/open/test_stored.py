@@ -103,6 +103,7 @@ def test_files_are_planned_as_they_are_stored(tmp_path: Path, capsys: pytest.Cap
 
 def test_describing_needs_no_torch(tmp_path: Path) -> None:
     file = gguf_file(tmp_path / "small.gguf")
-    code = f"import sys; from windlass.open.resolve import describe_path; from pathlib import Path; describe_path(Path({str(file)!r})); print('torch' in sys.modules)"
+    code = "import sys; from pathlib import Path; from windlass.open.resolve import describe_path; "
+    code += f"describe_path(Path({str(file)!r})); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "False"
