@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
+from typing import Any
 
 import typer
 import typer.main
@@ -70,9 +72,8 @@ INTERRUPTED = 130
 def _prepare_help(argv: list[str]) -> None:
     """What is needed only for help, and for a shell that completes a line."""
     if "_WINDLASS_COMPLETE" in os.environ:
-        from typer.completion import completion_init
-
-        completion_init()
+        typer_completion: Any = import_module("typer.completion")
+        typer_completion.completion_init()
     elif not argv or {"-h", "--help"} & set(argv) or argv == [argv[0]]:
         from windlass.cli.help import use_words
 

@@ -17,7 +17,11 @@ def use_words() -> None:
     for kind in (TyperArgument, TyperOption):
         for method in ("display_type_rich", "display_type"):
             if hasattr(kind, method):
-                setattr(kind, method, lambda self, ctx: type_label(self))
+                setattr(kind, method, _label)
+
+
+def _label(parameter: Any, ctx: Any) -> str:
+    return type_label(parameter)
 
 
 def type_label(parameter: Any) -> str:

@@ -90,10 +90,9 @@ def size_columns() -> list[Any]:
     from rich.text import Text
 
     def known(kind: type[Any]) -> Any:
-        class Known(kind):
-            def render(self, task: Any) -> Any:
-                return Text("") if task.total is None else super().render(task)
-
-        return Known()
+        column: Any = kind()
+        render = column.render
+        column.render = lambda task: Text("") if task.total is None else render(task)  # type: ignore[no-untyped-call]
+        return column
 
     return [known(kind) for kind in (DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)]

@@ -7,7 +7,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from windlass.core.model import Frozen
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
@@ -89,9 +89,10 @@ def config_scheme(config: Mapping[str, Any]) -> Scheme | None:
 
 
 def _asymmetric(config: Mapping[str, Any]) -> bool:
-    section: Any = config.get("quantization_config")
-    groups = section.get("config_groups", {}) if isinstance(section, dict) else {}
-    return any(group.get("weights", {}).get("symmetric") is False for group in groups.values())
+    """Valid by now: `stored_scheme` has read it."""
+    section = cast(dict[str, Any], config["quantization_config"])
+    groups = cast(dict[str, dict[str, Any]], section.get("config_groups", {}))
+    return any((group.get("weights") or {}).get("symmetric") is False for group in groups.values())
 
 
 # --- GGUF

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 from windlass.errors import UnknownName
 
 SHELLS = ("bash", "zsh", "fish")
@@ -10,9 +13,8 @@ SHELLS = ("bash", "zsh", "fish")
 def script(shell: str) -> str:
     if shell not in SHELLS:
         raise UnknownName("shell", shell, SHELLS)
-    from typer.completion import get_completion_script
-
-    return get_completion_script(prog_name="windlass", complete_var="_WINDLASS_COMPLETE", shell=shell)
+    typer_completion: Any = import_module("typer.completion")
+    return typer_completion.get_completion_script(prog_name="windlass", complete_var="_WINDLASS_COMPLETE", shell=shell)
 
 
 def complete_model(incomplete: str) -> list[str]:

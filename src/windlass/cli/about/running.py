@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from rich.table import Table
 
@@ -41,7 +41,7 @@ def _row(command: RunningCommand, parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _model(parameters: dict[str, Any]) -> str:
     found = next((parameters[key] for key in ("model", "models", "source", "recipe") if parameters.get(key)), "")
-    return ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+    return ", ".join(map(str, cast(list[Any], found))) if isinstance(found, list | tuple) else str(found)
 
 
 def _url(parameters: dict[str, Any]) -> str | None:

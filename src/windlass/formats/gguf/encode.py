@@ -97,7 +97,7 @@ def _bytes(halves: Tensor) -> Tensor:
 
 
 def _plain(kind: WeightType) -> Callable[[Tensor], Tensor]:
-    return lambda rows: torch.from_numpy(encode_dllama(rows, kind))
+    return lambda rows: torch.as_tensor(encode_dllama(rows, kind))
 
 
 ENCODE: dict[str, Callable[[Tensor], Tensor]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from windlass.errors import Impossible
 from windlass.text.tokenize.gguf_vocabulary import BYTE, CONTROL_TYPE, NORMAL, UNUSED, USER_DEFINED
@@ -14,12 +14,14 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 UNKNOWN_PRE = "default"
 
+Json = dict[str, Any]
+
 
 def tokenizer_metadata(
     tokenizer: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int, chat_template: str | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The keys, and warnings. `vocab_size`: rows of the embedding, which may be more than there are tokens."""
-    model = tokenizer.get("model") or {}
+    model = cast(Json, tokenizer.get("model") or {})
     if model.get("type") != "BPE":
         raise Impossible(f"GGUF files are written with BPE tokenizers only, and this one is {model.get('type')!r:.40}")
     tokens, types = _tokens(tokenizer, model, vocab_size)
@@ -32,7 +34,10 @@ def tokenizer_metadata(
     notes: tuple[str, ...] = ()
     if by_bytes:
         pre, notes = _pre(tokenizer)
-        found |= {"pre": pre, "merges": [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]}
+        found |= {
+            "pre": pre,
+            "merges": [one if isinstance(one, str) else " ".join(one) for one in cast(list[str | list[str]], model["merges"])],
+        }
     else:
         # SentencePiece merges by score: the earlier a token, the better.
         found |= {"scores": [-float(index) for index in range(len(tokens))], "add_space_prefix": True}
@@ -51,12 +56,15 @@ def _key(name: str) -> str:
 
 def _text(value: Any) -> str:
     """`"<s>"`, or `{"content": "<s>", ...}`."""
-    return value.get("content", "") if isinstance(value, dict) else value if isinstance(value, str) else ""
+    if isinstance(value, dict):
+        return str(cast(Json, value).get("content", ""))
+    return value if isinstance(value, str) else ""
 
 
 def _tokens(tokenizer: Mapping[str, Any], model: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
-    added = {one["id"]: one for one in tokenizer.get("added_tokens") or []}
-    by_id = {number: text for text, number in model["vocab"].items()} | {number: one["content"] for number, one in added.items()}
+    added: dict[int, Json] = {one["id"]: one for one in cast(list[Json], tokenizer.get("added_tokens") or [])}
+    by_id = {number: text for text, number in cast(dict[str, int], model["vocab"]).items()}
+    by_id |= {number: str(one["content"]) for number, one in added.items()}
     if max(by_id) >= vocab_size:
         raise Impossible(f"the tokenizer has token {max(by_id)}, and the model embeds {vocab_size} tokens")
     tokens = [by_id.get(number, f"[PAD{number}]") for number in range(vocab_size)]
@@ -88,7 +96,8 @@ BYTE_LEVEL_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N
 
 def _patterns(pre: Any) -> list[str]:
     match pre:
-        case {"type": "Sequence", "pretokenizers": list(parts)}:
+        case {"type": "Sequence"}:
+            parts = cast(list[Any], pre["pretokenizers"])
             return [pattern for part in parts for pattern in _patterns(part)]
         case {"type": "Split", "pattern": {"Regex": str(pattern)}}:
             return [pattern]
