@@ -38,7 +38,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 
 def test_the_unit_and_the_images_name_what_exists() -> None:
-    unit = (ROOT / "deploy" / "windlass.service").read_text()
+    unit = (ROOT / "deploy" / "windlass-serve.service").read_text()
     assert "windlass serve ${MODEL}" in unit and "TimeoutStopSec=60" in unit
     for name in ("Dockerfile", "Dockerfile.cuda"):
         text = (ROOT / "deploy" / name).read_text()
