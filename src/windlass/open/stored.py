@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from windlass.core.model import Frozen
-from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
+from windlass.core.scheme import GROUPS, SCHEME_NAMES, Scheme, scheme
 from windlass.errors import BadInput
 
 if TYPE_CHECKING:
@@ -83,16 +83,25 @@ def config_scheme(config: Mapping[str, Any]) -> Scheme | None:
     from windlass.open.scheme import stored_scheme
 
     name, group = stored_scheme(dict(config))
+    if name in ("awq", "gptq"):
+        return _column_packed(cast(dict[str, Any], config["quantization_config"]))
     if name not in SCHEME_NAMES or name in ("bf16", "mxfp4"):
         return None  # mxfp4 is described by its family
     return scheme(name, group, zero_points=_asymmetric(config))
+
+
+def _column_packed(section: dict[str, Any]) -> Scheme | None:
+    """AWQ and GPTQ: 4 bits; groups that are not ours count as the nearest."""
+    group = section.get("group_size", section.get("q_group_size"))
+    symmetric = section.get("sym") is True or section.get("zero_point") is False
+    return scheme("int4", group if group in GROUPS else max(GROUPS), zero_points=not symmetric)
 
 
 def _asymmetric(config: Mapping[str, Any]) -> bool:
     """Valid by now: `stored_scheme` has read it."""
     section = cast(dict[str, Any], config["quantization_config"])
     groups = cast(dict[str, dict[str, Any]], section.get("config_groups", {}))
-    return any((group.get("weights") or {}).get("symmetric") is False for group in groups.values())
+    return any(cast(dict[str, Any], group.get("weights") or {}).get("symmetric") is False for group in groups.values())
 
 
 # --- GGUF
