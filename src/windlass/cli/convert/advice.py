@@ -13,7 +13,7 @@ COPIED = {"int4": "Q4_0", "int8": "Q8_0"}
 """Blocks whose codes conversion copies: nothing is lost."""
 
 
-def advice(stored_as: str, source_bytes: int, output_bytes: int, quant: str, calibrated: bool) -> tuple[str, ...]:
+def warnings(stored_as: str, source_bytes: int, output_bytes: int, quant: str) -> tuple[str, ...]:
     """`stored_as`: how most matrices of the source are stored; empty: as plain numbers."""
     said: list[str] = []
     if source_bytes and output_bytes > source_bytes * 1.02:
@@ -26,9 +26,13 @@ def advice(stored_as: str, source_bytes: int, output_bytes: int, quant: str, cal
             f"the source is quantized already ({stored_as}, {BLOCK_BITS[stored_as]:g} bits a weight), and {quant} rounds it a second time: "
             "convert from the original weights if you can, or use --quant int8"
         )
-    if quant == "int4" and not calibrated and COPIED["int4"] != stored_as:
-        said.append("--calibrate self loses less: it takes minutes, and no data")
     return tuple(said)
+
+
+def offer(stored_as: str, quant: str, calibrated: bool) -> str:
+    """Said after a conversion that could have lost less."""
+    can = quant == "int4" and not calibrated and COPIED["int4"] != stored_as
+    return "--calibrate self loses less: it takes minutes, and no data" if can else ""
 
 
 def twice_quantized(stored_as: str, quant: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.cli.convert.advice import offer, warnings
 from windlass.core.scheme import scheme
 from windlass.errors import BadInput, MissingExtra
 from windlass.machine.garbage import importing
@@ -128,17 +129,19 @@ def _one(source: str, out: Path, options: ConvertOptions) -> Any:
         opened = open_source(model_files(source, shown=not options.as_json))
     if options.to == "gguf":
         return _to_gguf(opened, out, options)
-    _say_advice(opened, options)
+    stored_as = _warn(opened, options)
     if options.to == "dllama":
         return _to_dllama(opened, out, options)
-    return _to_hf(opened, out, options)
+    made = _to_hf(opened, out, options)
+    if not options.as_json and (offered := offer(stored_as, options.quant, bool(options.calibrate))):
+        print(f"note: {offered}", file=sys.stderr, flush=True)
+    return made
 
 
-def _say_advice(opened: Any, options: ConvertOptions) -> None:
-    """Before it begins: Ctrl-C costs nothing yet."""
+def _warn(opened: Any, options: ConvertOptions) -> str:
+    """Before it begins: Ctrl-C costs nothing yet. Returns how the source is stored."""
     if options.as_json or options.stream:
-        return
-    from windlass.cli.convert.advice import advice
+        return ""
     from windlass.open.stored import stored_files
     from windlass.plan.inference.assemble import checkpoint_bytes
 
@@ -146,8 +149,9 @@ def _say_advice(opened: Any, options: ConvertOptions) -> None:
     how = scheme(options.quant, options.group, zero_points=options.asymmetric)
     stored_as = found.label if found.scheme is not None else ""
     output_bytes = checkpoint_bytes(opened.rules, how, published=False)
-    for line in advice(stored_as, found.num_bytes, output_bytes, options.quant, bool(options.calibrate)):
+    for line in warnings(stored_as, found.num_bytes, output_bytes, options.quant):
         print(f"note: {line}", file=sys.stderr, flush=True)
+    return stored_as
 
 
 def _to_gguf(opened: Any, out: Path, options: ConvertOptions) -> Any:

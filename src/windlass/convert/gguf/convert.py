@@ -61,7 +61,7 @@ def to_gguf(opened: OpenedModel, out: Path, kind: str, started: Callable[[int], 
     parts = _parts(planned, spec)
     tensors = _tensors(parts, spec, kind)
     tokenizer, notes = _tokenizer(opened)
-    metadata = metadata_of(spec) | {"general.file_type": FILE_TYPES[kind]} | tokenizer | _stops(opened, tokenizer)
+    metadata = metadata_of(spec) | {"general.file_type": FILE_TYPES[kind]} | tokenizer
     header = header_bytes(metadata, tensors)
     total = sum(padded(tensor.num_bytes) for tensor in tensors)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -169,12 +169,12 @@ def _tokenizer(opened: OpenedModel) -> tuple[dict[str, Any], tuple[str, ...]]:
     except BadInput as error:
         return {}, (f"written without a tokenizer, so that only other programs' token ids work: {error}",)
     values = msgspec.json.decode(text.tokenizer.backend.to_str(), type=dict[str, Any])
-    return tokenizer_metadata(values, text.tokenizer.config, opened.spec.vocab_size, text.chat_template)
+    found, notes = tokenizer_metadata(values, text.tokenizer.config, opened.spec.vocab_size, text.chat_template)
+    return found | _stops(text.stop_ids, found), notes
 
 
-def _stops(opened: OpenedModel, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+def _stops(stop_ids: tuple[int, ...], tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     """All stop tokens: GGUF has a key each for the end of text, of a turn and of a message."""
-    known = {tokenizer.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")}
-    left = [stop for stop in opened.spec.stop_token_ids if stop not in known]
-    free = [kind for kind in ("eos", "eot", "eom") if f"tokenizer.ggml.{kind}_token_id" not in tokenizer]
-    return {f"tokenizer.ggml.{kind}_token_id": stop for kind, stop in zip(free, left, strict=False)} if tokenizer else {}
+    keys = [f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom")]
+    left = [stop for stop in stop_ids if stop not in {tokenizer.get(key) for key in keys}]
+    return dict(zip([key for key in keys if key not in tokenizer], left, strict=False))
