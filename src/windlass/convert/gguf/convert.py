@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import torch
 
 from windlass.convert.gguf.recipe import FILE_TYPES, block_type
@@ -26,6 +29,8 @@ from windlass.weights.tensors.readers import reader
 
 SLICE_ELEMENTS = 2**20
 """Weights that are read and quantized at a time."""
+IN_FLIGHT = 8
+"""Slices that are being read, quantized or waiting to be written."""
 ROPE_FACTORS = "rope_freqs.weight"
 
 ReadRows = Callable[[int, int], torch.Tensor]
@@ -104,16 +109,20 @@ def _write(
     advance: Callable[[int], None],
 ) -> None:
     """Under a temporary name until it is complete."""
-    partial = file.with_name(file.name + ".partial")
+    partial, threads = file.with_name(file.name + ".partial"), torch.get_num_threads()
+    # One core per slice, as convert.dllama.writer does it.
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), initializer=torch.set_num_threads, initargs=(1,))
     try:
         with partial.open("wb") as stream:
             stream.write(header)
             for tensor in tensors:
-                _write_tensor(stream, tensor, parts.get(tensor.name, []), readers, spec, advance)
+                _write_tensor(stream, tensor, parts.get(tensor.name, []), readers, spec, advance, pool)
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(file)
     finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
         partial.unlink(missing_ok=True)
 
 
@@ -124,27 +133,43 @@ def _write_tensor(
     readers: Mapping[str, ReadRows],
     spec: ModelSpec,
     advance: Callable[[int], None],
+    pool: ThreadPoolExecutor,
 ) -> None:
     if tensor.name == ROPE_FACTORS:
         stream.write(encode(torch.tensor([rope_factors(spec)]), "F32").data)
+    pending: deque[Future[np.ndarray]] = deque()
     for part in parts:
-        for rows in _slices(part, readers[part.source]):
-            data = encode(rows, tensor.type)
-            stream.write(data.data)
-            advance(data.nbytes)
+        for start, stop in _ranges(part):
+            pending.append(pool.submit(_encoded, part, readers[part.source], start, stop, tensor.type))
+            if len(pending) > IN_FLIGHT:
+                _write_next(stream, pending, advance)
+    while pending:
+        _write_next(stream, pending, advance)
     stream.write(b"\0" * (padded(tensor.num_bytes) - tensor.num_bytes))
 
 
-def _slices(part: Part, read: ReadRows) -> Iterator[torch.Tensor]:
-    """Rows in the file's order; whole heads where it differs."""
+def _write_next(stream: BufferedWriter, pending: deque[Future[np.ndarray]], advance: Callable[[int], None]) -> None:
+    data = pending.popleft().result()
+    stream.write(data.data)
+    advance(data.nbytes)
+
+
+def _ranges(part: Part) -> Iterator[tuple[int, int]]:
+    """Rows that are read together; whole heads where their order differs. A vector is one."""
     if len(part.shape) == 1:
-        yield read(0, part.shape[0]).reshape(1, -1)
+        yield 0, part.shape[0]
         return
     unit = part.target.order.head_dim if part.target.order else 1
     step = max(SLICE_ELEMENTS // (part.shape[1] * unit), 1) * unit
     for start in range(0, part.shape[0], step):
-        rows = read(start, min(start + step, part.shape[0]))
-        yield rows if part.target.order is None else rows[_file_order(part.target, len(rows))]
+        yield start, min(start + step, part.shape[0])
+
+
+def _encoded(part: Part, read: ReadRows, start: int, stop: int, kind: str) -> np.ndarray:
+    rows = read(start, stop)
+    if len(part.shape) == 1:
+        return encode(rows.reshape(1, -1), kind)
+    return encode(rows if part.target.order is None else rows[_file_order(part.target, len(rows))], kind)
 
 
 def _file_order(target: GgufTarget, count: int) -> torch.Tensor:
