@@ -60,6 +60,7 @@ def _value(value: Any) -> bytes:
         return struct.pack("<I", kind) + _scalar(value, kind)
     items = cast(list[Any], value)
     inner = max((_kind(item) for item in items), default=_STRING)
+    inner = _INT32 if inner == _UINT32 else inner  # llama.cpp takes token types in no other
     return struct.pack("<IIQ", _ARRAY, inner, len(items)) + b"".join(_scalar(item, inner) for item in items)
 
 
