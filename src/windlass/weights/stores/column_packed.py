@@ -140,7 +140,7 @@ def _split(name: str) -> tuple[str, str]:
 def unpack(words: Tensor) -> Tensor:
     """int32 [.., n] to codes [.., 8 n], the lowest bits first."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)
-    return (words.unsqueeze(-1) >> shifts & 15).flatten(-2)
+    return torch.bitwise_and(torch.bitwise_right_shift(words.unsqueeze(-1), shifts), 15).flatten(-2)
 
 
 def unpack_awq(words: Tensor) -> Tensor:
@@ -151,5 +151,5 @@ def unpack_awq(words: Tensor) -> Tensor:
 def pack(codes: Tensor) -> Tensor:
     """The inverse of `unpack`."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int64)
-    words = (codes.long().unflatten(-1, (-1, PER_WORD)) << shifts).sum(-1)
+    words = torch.bitwise_left_shift(codes.long().unflatten(-1, (-1, PER_WORD)), shifts).sum(-1)
     return words.where(words < 2**31, words - 2**32).to(torch.int32)
