@@ -145,11 +145,12 @@ def unpack(words: Tensor) -> Tensor:
 
 def unpack_awq(words: Tensor) -> Tensor:
     order = torch.tensor(AWQ_ORDER).argsort()
-    return unpack(words).unflatten(-1, (-1, PER_WORD))[..., order].flatten(-2)
+    codes = unpack(words)
+    return codes.reshape(*codes.shape[:-1], -1, PER_WORD)[..., order].flatten(-2)
 
 
 def pack(codes: Tensor) -> Tensor:
     """The inverse of `unpack`."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int64)
-    words = torch.bitwise_left_shift(codes.long().unflatten(-1, (-1, PER_WORD)), shifts).sum(-1)
+    words = torch.bitwise_left_shift(codes.long().reshape(*codes.shape[:-1], -1, PER_WORD), shifts).sum(-1)
     return words.where(words < 2**31, words - 2**32).to(torch.int32)
