@@ -83,7 +83,10 @@ def test_how_directories_are_held() -> None:
     assert stored.config_scheme(packed(True)) == scheme("int4", 32)
     assert stored.config_scheme(packed(False)) == scheme("int4", 32, zero_points=True)
     assert stored.config_scheme({}) is None
-    assert stored.config_scheme({"quantization_config": {"quant_method": "awq"}}) is None
+    assert stored.config_scheme({"quantization_config": {"quant_method": "awq"}}) == scheme("int4", 128, zero_points=True)
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}
+    assert stored.config_scheme({"quantization_config": gptq}) == scheme("int4", 64)
+    assert stored.config_scheme({"quantization_config": {"quant_method": "bitsandbytes"}}) is None
 
 
 def test_files_are_planned_as_they_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
