@@ -132,9 +132,11 @@ def _one(source: str, out: Path, options: ConvertOptions) -> Any:
     stored_as = _warn(opened, options)
     if options.to == "dllama":
         return _to_dllama(opened, out, options)
+    from windlass.cli.console import console
+
     made = _to_hf(opened, out, options)
     if not options.as_json and (offered := offer(stored_as, options.quant, bool(options.calibrate))):
-        print(f"note: {offered}", file=sys.stderr, flush=True)
+        console().print(f"[bold]note[/]   {offered}")
     return made
 
 
