@@ -33,7 +33,7 @@ demo: $(RUN)  ## plan a large model; plan, convert, measure, run and split a sma
 	$(STEP) "How quick it is, one sequence at a time and eight" \
 		$(BIN)/windlass bench .demo/smollm2-int8 --batch 1,8 --new-tokens 64
 	$(STEP) "An answer" \
-		$(BIN)/windlass run .demo/smollm2-int8 --prompt "List three primary colors." --temperature 0
+		$(BIN)/windlass run .demo/smollm2-int8 --prompt "Give three tips for staying healthy." --temperature 0
 	$(STEP) "The same text from one process, and from three that share the model" \
 		$(BIN)/python bench/split/demo.py .demo/smollm2-int8
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/windlass run .demo/smollm2-int8; fi
