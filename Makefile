@@ -18,7 +18,7 @@ STEP = @step() { printf '\n>> %s\n' "$$1"; shift; printf '   $$ %s\n' "$$*"; beg
 	printf '<< %s s\n' "$$(($$(date +%s) - begun))"; }; step
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test long speed lint types format harness clean
+.PHONY: help demo quick test long speed lint types format harness wheel docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -33,7 +33,7 @@ demo: $(RUN)  ## plan a large model; plan, convert, measure, run and split a sma
 	$(STEP) "How quick it is, one sequence at a time and eight" \
 		$(BIN)/windlass bench .demo/smollm2-int8 --batch 1,8 --new-tokens 64
 	$(STEP) "An answer" \
-		$(BIN)/windlass run .demo/smollm2-int8 --prompt "What is the capital of France?" --temperature 0
+		$(BIN)/windlass run .demo/smollm2-int8 --prompt "Give three tips for staying healthy." --temperature 0
 	$(STEP) "The same text from one process, and from three that share the model" \
 		$(BIN)/python bench/split/demo.py .demo/smollm2-int8
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/windlass run .demo/smollm2-int8; fi
@@ -69,8 +69,17 @@ harness: $(DEV)  ## lm-evaluation-harness and other people's clients, in environ
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r bench/serve/clients/requirements.txt
 	$(BIN)/python -m pytest -q tests/serve/clients
 
+wheel: | $(BIN)/pip  ## a wheel with the CPU kernels inside, in dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+# In an environment of its own: nothing else needs it.
+docs:  ## the documentation as a site, in out/site
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs>=1.6,<2'
+	.venv-docs/bin/mkdocs build --strict --site-dir out/site
+
 clean:  ## remove .venv and what tools leave behind
-	rm -rf .venv .venv-harness .venv-clients .demo .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-harness .venv-clients .venv-docs .demo .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The last thing that making a virtual environment writes, so that half of one is made again.
@@ -87,5 +96,5 @@ $(RUN): pyproject.toml | $(BIN)/pip
 
 # Everything else that tests need: what is installed already, Windlass itself among it, is left as it is.
 $(DEV): $(RUN)
-	$(STEP) "What tests need" $(INSTALL) 'windlass[dev]'
+	$(STEP) "What tests need" $(INSTALL) 'windlass-llm[dev]'
 	@touch $@

@@ -47,5 +47,5 @@ def test_a_shortfall_carries_its_bytes() -> None:
 def test_a_missing_extra_says_how_to_install_it() -> None:
     assert (
         str(MissingExtra("starlette", "serve", "serving"))
-        == "serving needs starlette, which is not installed: pip install 'windlass[serve]'"
+        == "serving needs starlette, which is not installed: pip install 'windlass-llm[serve]'"
     )

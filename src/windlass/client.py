@@ -318,12 +318,12 @@ def _local(name: str, options: ClientOptions) -> tuple[CoreClient, Sampling]:
     from windlass.open.client import open_client, require_torch
     from windlass.open.compile import compile_kernels
     from windlass.open.generation import DEFAULTS, generation_defaults
-    from windlass.open.resolve import model_files
+    from windlass.open.resolve import runnable_files
 
     require_torch("running a model")
     shown = options.get("progress", False)
     launch = _launch(options)
-    path = model_files(name, shown)
+    path = runnable_files(name, shown)
     compile_kernels(shown)
     launch = msgspec.structs.replace(launch, model=str(path))
     return open_client(launch), Sampling(**(DEFAULTS | generation_defaults(path)))

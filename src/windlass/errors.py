@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+DISTRIBUTION = "windlass-llm"
+"""What `pip install` is given. `windlass` on the package index is another project; the import and the command are `windlass`."""
+
 
 class Error(Exception):
     """Anything the user can fix. Printed as one line, never as a traceback."""
@@ -58,13 +61,19 @@ class TooLong(BadInput):
 
 
 class UnknownName(BadInput):
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        """`hint`: said instead of the nearest of `known`."""
         import difflib  # only needed for errors
 
         lowered = {candidate.lower(): candidate for candidate in known}
         near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]
-        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(lowered.values())[:12])}"
-        super().__init__(f"unknown {what} {name!r}; {hint}")
+        super().__init__(f"unknown {what} {name!r}; {hint or _suggestion(near, sorted(lowered.values()), what)}")
+
+
+def _suggestion(near: list[str], known: list[str], what: str) -> str:
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    return f"known: {', '.join(known[:12])}{', ...' if len(known) > 12 else ''}" if known else f"there is no {what} yet"
 
 
 class DoesNotFit(Error):
@@ -77,4 +86,4 @@ class DoesNotFit(Error):
 
 class MissingExtra(Error):
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'windlass[{extra}]'")
+        super().__init__(f"{purpose} needs {package}, which is not installed: pip install '{DISTRIBUTION}[{extra}]'")

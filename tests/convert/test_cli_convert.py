@@ -48,6 +48,7 @@ def test_report_for_a_person(source: Path, tmp_path: Path, capsys: pytest.Captur
         "relative RMS",
         "GB/s",
         "peak memory",
+        "--calibrate self loses less",
     ):
         assert words in printed.out, words
     assert "smaller groups: re:^model" in printed.out and "groups of 32" in printed.out
@@ -221,7 +222,9 @@ def test_tokenizer_goes_along_to_distributed_llama(tiny: Any, tmp_path: Path, ca
         (["{source}", "{out}", "--quant", "mxfp4"], "--quant"),
         (["{source}", "{out}", "--group", "48"], "group size 48"),
         (["{source}", "{out}", "--group", "many"], "--group"),
-        (["{source}", "{out}", "--to", "gguf"], "--to"),
+        (["{source}", "{out}", "--to", "onnx"], "--to"),
+        (["{source}", "{out}", "--to", "gguf", "--quant", "Q3_K"], "--quant"),
+        (["{source}", "{out}", "--to", "gguf", "--calibrate", "self"], "--calibrate"),
         (["{source}", "{out}", "--mtp", "maybe"], "--mtp"),
         (["{source}", "{out}", "--jobs", "-1"], "--jobs"),
         (["{source}", "{out}", "--max-memory", "lots"], "lots"),

@@ -306,9 +306,13 @@ def test_kept_weights_of_a_type_that_holds_no_weights(name: str, source: Path, c
     refused(source, capsys, name, kind=BadCheckpoint)
 
 
-def test_a_directory_that_was_converted_already(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_was_converted_already_is_converted_from_its_numbers(models: Path, tmp_path: Path) -> None:
+    """To more bits without a further loss: int8 of int4 numbers is within int8's error of them, and bf16 nearer still."""
     convert(models / "llama", tmp_path / "int4", settings())
-    refused(tmp_path / "int4", capsys, "already quantized", kind=BadCheckpoint)
+    report = convert(tmp_path / "int4", tmp_path / "bf16", settings("bf16"))
+    assert report.scheme == "bf16" and not report.tensors
+    again = convert(tmp_path / "int4", tmp_path / "int8", settings("int8"))
+    assert 0 < again.relative_rms < 0.01
 
 
 # --- scales and blocks -------------------------------------------------------------------------------------------------

@@ -116,3 +116,58 @@ def test_a_compiler_that_is_there_compiles_the_kernels() -> None:
         pytest.skip("no compiler, or compiled kernels are off")
     assert build.why_not("native") is None
     assert not build.will_compile("native")
+
+
+@pytest.mark.skipif(build._compiler() is None, reason="no C++ compiler")
+def test_a_cache_that_cannot_be_written_compiles_once_and_leaves_one_folder(run: Run, tmp_path: Path) -> None:
+    blocked, temporary = tmp_path / "file", tmp_path / "temporary"
+    blocked.write_text("")
+    temporary.mkdir()
+    environment = {"XDG_CACHE_HOME": str(blocked), "TMPDIR": str(temporary)}
+    assert run(**environment)[1] == "None"
+    made = {path: path.stat().st_mtime_ns for path in temporary.rglob("*.so")}
+    assert [path.name for path in temporary.iterdir()] == [f"windlass-kernels-{os.getuid()}"] and len(made) == 1
+    assert run(**environment)[1] == "None"
+    assert {path: path.stat().st_mtime_ns for path in temporary.rglob("*.so")} == made
+
+
+@pytest.mark.skipif(build._compiler() is None, reason="no C++ compiler")
+def test_a_temporary_folder_that_others_can_write_is_not_used(run: Run, tmp_path: Path) -> None:
+    blocked, temporary = tmp_path / "file", tmp_path / "temporary"
+    blocked.write_text("")
+    theirs = temporary / f"windlass-kernels-{os.getuid()}"
+    theirs.mkdir(parents=True)
+    theirs.chmod(0o777)
+    assert run(XDG_CACHE_HOME=str(blocked), TMPDIR=str(temporary))[1] == "None"
+    assert list(theirs.iterdir()) == [] and list(temporary.iterdir()) == [theirs]
+
+
+def test_a_shipped_library_is_keyed_by_its_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The wheel's library is used only for the sources that it was compiled from."""
+    monkeypatch.setattr(build, "SHIPPED", tmp_path)
+    copied = tmp_path / "native"
+    shutil.copytree(build.NATIVE, copied)
+    monkeypatch.setattr(build, "NATIVE", copied)
+    name = build.shipped_name("native")
+    assert build.shipped("native") is None
+    (tmp_path / name).write_text("")
+    assert build.shipped("native") == tmp_path / name and not build.will_compile("native")
+    assert build.origin("native") == "from the wheel"
+    header = copied / "simd" / "vector.h"
+    header.write_text(header.read_text() + "// changed\n")
+    assert build.shipped_name("native") != name and build.shipped("native") is None
+    monkeypatch.setattr(build.platform, "machine", lambda: "another")
+    assert build.shipped_name("native") != name
+
+
+def test_a_shipped_library_that_does_not_load_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of another libc: the wheel's file is there and of no use."""
+    if build._compiler() is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(build, "SHIPPED", tmp_path)
+    (tmp_path / build.shipped_name("quantize")).write_text("not a library")
+    build._load.cache_clear()
+    try:
+        assert build.why_not("quantize") is None
+    finally:
+        build._load.cache_clear()

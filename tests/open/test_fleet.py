@@ -11,7 +11,7 @@ import pytest
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node, planned_epoch
-from windlass.open.fleet import Replanner
+from windlass.open.fleet import Replanner, crowded_note
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.search import PlanRequest
 
@@ -52,3 +52,10 @@ def test_what_an_operator_is_told() -> None:
     plan = saved()
     assert any("tokens/s predicted" in line for line in plan.remarks)
     assert any(line.startswith("shares 50%") for line in plan.remarks)
+
+
+@pytest.mark.parametrize(("ranks", "cores", "said"), [(8, 2, True), (3, 2, True), (2, 2, False), (1, 1, False), (2, 1, True)])
+def test_more_ranks_than_cores_are_said(ranks: int, cores: int, said: bool) -> None:
+    note = crowded_note(Layout(tp=4, pp=2), ranks, cores)
+    assert bool(note) == said
+    assert not said or (f"{ranks} processes" in note and "tp=4" in note)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
+from typing import Any
+
 import typer
 import typer.main
 
 from windlass import __version__
+from windlass.cli.about import command as about
 from windlass.cli.bench import command as bench
 from windlass.cli.convert import command as convert
 from windlass.cli.eval import command as eval_command
@@ -52,6 +57,13 @@ app.command("bench")(bench.bench)
 app.command("worker")(worker.worker)
 app.command("launch")(launch.launch)
 app.command("top")(top.top)
+app.command("pull")(models.pull)
+app.command("rm")(models.rm)
+app.command("ps")(about.ps)
+app.command("stop")(about.stop)
+app.command("devices")(about.devices)
+app.command("version")(about.version)
+app.command("completion")(about.completion)
 app.add_typer(eval_command.app, name="eval")
 app.add_typer(route.app, name="route")
 app.add_typer(models.app, name="models")
@@ -63,9 +75,21 @@ app.add_typer(train.app, name="train")
 INTERRUPTED = 130
 
 
+def _prepare_help(argv: list[str]) -> None:
+    """What is needed only for help, and for a shell that completes a line."""
+    if "_WINDLASS_COMPLETE" in os.environ:
+        typer_completion: Any = import_module("typer.completion")
+        typer_completion.completion_init()
+    elif not argv or {"-h", "--help"} & set(argv) or argv == [argv[0]]:
+        from windlass.cli.help import use_words
+
+        use_words()
+
+
 def invoke(argv: list[str]) -> int:
     """Runs a command; a usage error becomes BadInput, so that it is printed as one line."""
     command = typer.main.get_command(app)
+    _prepare_help(argv)
     try:
         result = command.main(args=argv, prog_name="windlass", standalone_mode=False)
     except typer.Exit as stop:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import cache
 from shutil import get_terminal_size
 
@@ -19,3 +21,13 @@ class _Console(Console):
 def console() -> Console:
     width = get_terminal_size().columns if sys.stdout.isatty() else max(get_terminal_size().columns, 160)
     return _Console(width=width, highlight=False)
+
+
+@contextmanager
+def working(what: str) -> Generator[None]:
+    """A line on a terminal's standard error while something takes a while; gone when it is done."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(what):
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from windlass.core.launch import Launch
@@ -18,12 +19,18 @@ SEQUENCES, LENGTH = 64, 192
 SELF = "self"
 
 
-def samples_for(path: Path, origin: str) -> Samples:
+Progress = Callable[[int, int], None]
+"""Tokens sampled so far, and of how many."""
+
+
+def samples_for(path: Path, origin: str, progress: Progress = lambda done, total: None) -> Samples:
     """`origin`: `self`, or a text file."""
-    return sample_from_model(path) if origin == SELF else sample_from_file(path, Path(origin))
+    return sample_from_model(path, progress=progress) if origin == SELF else sample_from_file(path, Path(origin))
 
 
-def sample_from_model(path: Path, sequences: int = SEQUENCES, length: int = LENGTH) -> Samples:
+def sample_from_model(
+    path: Path, sequences: int = SEQUENCES, length: int = LENGTH, progress: Progress = lambda done, total: None
+) -> Samples:
     """Sampled at temperature 1, starting from BOS or a stop token: the training distribution, without any data."""
     engine, info = load_model(Launch(model=str(path), device="cpu", context_tokens=length, max_sequences=32))
     try:
@@ -34,6 +41,7 @@ def sample_from_model(path: Path, sequences: int = SEQUENCES, length: int = LENG
         while engine.has_work:
             for output in engine.step():
                 prompts[output.id] += output.token_ids
+            progress(sum(map(len, prompts.values())), sequences * length)
     finally:
         engine.close()
     return tuple(tuple(tokens) for tokens in prompts.values())

@@ -21,9 +21,9 @@ def locate_sources(
     used: set[str] = set()
     for output in outputs:
         location = locate_tensor(output, names)
-        if location is None or location.packed:
+        if location is None:
             if output.rule.copy_of is None:
-                raise _missing(output, names)
+                raise BadCheckpoint("missing from the checkpoint, although its config requires it", tensor=output.name)
             continue
         check_stored(output, location, store)
         found[output.name] = location
@@ -32,12 +32,6 @@ def locate_sources(
     extra = max(layers, default=-1) + 1  # the first number in a name is the layer
     check_unclaimed(names - used, rf"\D*\.{extra}\." if ignore_next_token else "")
     return found
-
-
-def _missing(output: ConvertedTensor, names: frozenset[str]) -> BadCheckpoint:
-    if f"{output.module}.weight_packed" in names:
-        return BadCheckpoint("is already quantized; convert from the original weights", tensor=output.name)
-    return BadCheckpoint("missing from the checkpoint, although its config requires it", tensor=output.name)
 
 
 def copyable_blocks(blocks: Mapping[str, str], wanted_bits: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from functools import cache
 from importlib.resources import files
@@ -14,6 +15,16 @@ from windlass.errors import UnknownName
 from windlass.families import Hints, describe
 
 
+class PublishedFiles(Frozen):
+    """The same model, quantized by its publisher."""
+
+    hub: str
+    scheme: str
+    """Ours that is nearest: `int8` for Q8_0, `int4` for Q4_K_M."""
+    file: str = ""
+    """One .gguf file; empty: the whole repository."""
+
+
 class KnownModel(Frozen):
     name: str
     hub: str
@@ -24,6 +35,8 @@ class KnownModel(Frozen):
     own_next_token_embeddings: bool | None = None
     """Set where the published config does not say what the files contain."""
     note: str = ""
+    quantized: tuple[PublishedFiles, ...] = ()
+    """Least lossy first."""
 
     def names(self) -> tuple[str, ...]:
         return (self.name, self.hub, self.hub.split("/")[-1], *self.aliases)
@@ -42,7 +55,19 @@ def find(name: str) -> KnownModel | None:
             names = (model.name, model.hub) if strict else model.names()
             if wanted in (candidate.lower() for candidate in names):
                 return model
-    return None
+    return _find_tagged(name)
+
+
+def _find_tagged(name: str) -> KnownModel | None:
+    """`qwen3:8b`, `llama3.3:70b`: as Ollama writes a name and its size. Only letters, digits and dots count."""
+    if name.count(":") != 1:
+        return None
+    wanted = _squeezed(name)
+    return next((model for model in known_models() if wanted in map(_squeezed, model.names())), None)
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
 def unknown_model(name: str) -> UnknownName:

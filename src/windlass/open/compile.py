@@ -1,18 +1,39 @@
-"""CPU kernels are compiled once per machine, at first use, with a message while the user waits."""
+"""The CPU kernels before a model is opened: compiled once per machine, with a message while the user waits; a warning where there are none."""
 
 from __future__ import annotations
 
 import sys
 
+from windlass.errors import DISTRIBUTION
+
 MESSAGE = "compiling kernels for this machine, once (about half a minute)"
+TIMES_SLOWER = 80
+"""SmolLM2-135M on two cores: decoding with PyTorch's operations instead of the compiled kernels."""
 
 
-def compile_kernels(shown: bool) -> None:
-    """Before the engine process starts, which would compile them silently."""
+def compile_kernels(shown: bool, device: str = "auto") -> None:
+    """Before the engine process starts, which would compile them silently. `device`: as in Launch."""
     from windlass.kernels import build
 
-    if not build.will_compile("native"):
+    if build.will_compile("native"):
+        _compile(shown)
+    if build.is_disabled() or device not in ("auto", "cpu") or (device == "auto" and _has_gpu()):
         return
+    missing = build.why_not("native")
+    if missing:
+        print(warning(missing), file=sys.stderr, flush=True)
+
+
+def warning(why: str) -> str:
+    return (
+        f"WARNING: no compiled CPU kernels: {why}. The answers are the same, about {TIMES_SLOWER} times slower. "
+        f"To mend it: `apt install g++`, or a wheel with kernels inside: `pip install --force-reinstall {DISTRIBUTION}`"
+    )
+
+
+def _compile(shown: bool) -> None:
+    from windlass.kernels import build
+
     if not shown or not sys.stderr.isatty():
         if shown:
             print(MESSAGE, file=sys.stderr, flush=True)
@@ -22,3 +43,11 @@ def compile_kernels(shown: bool) -> None:
 
     with Console(stderr=True).status(MESSAGE):
         build.library("native")
+
+
+def _has_gpu() -> bool:
+    from pathlib import Path
+
+    from windlass.machine.gpus import DRIVER_FILES
+
+    return any(Path(file).exists() for file in DRIVER_FILES)

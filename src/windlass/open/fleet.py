@@ -12,6 +12,7 @@ import msgspec
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.launch import Launch
+from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def open_fleet(
         if problem := warning(file):
             sys.stderr.write(f"windlass: {problem}\n")
     launch = msgspec.structs.replace(launch, device=_device(launch.device))
+    if crowded := _crowded(launch):
+        notify(crowded)
     planner = Replanner(launch)
     if launch.workers and launch.kv_bytes is None:
         launch = msgspec.structs.replace(launch, kv_bytes=planner.kv_bytes)
@@ -54,6 +57,23 @@ def _device(asked: str) -> str:
 
     gpus = this_machines_gpus()  # raises if GPUs cannot be counted; their number decides the transport
     return asked if asked != "auto" else "cuda" if gpus else "cpu"
+
+
+def _crowded(launch: Launch) -> str:
+    from windlass.machine.system import this_system
+
+    return "" if launch.device != "cpu" else crowded_note(launch.layout, launch.ranks_per_machine, this_system().num_cores)
+
+
+def crowded_note(layout: Layout, ranks: int, cores: int) -> str:
+    """Where more ranks share this machine than it has cores: it works, to try a layout, and it is slow."""
+    if ranks <= cores:
+        return ""
+    have = f"{cores} core{'s' if cores > 1 else ''}"
+    return (
+        f"{layout} starts {ranks} processes on this machine, which has {have}: they take turns, and the answer comes later than from one "
+        f"process; up to {cores} rank{'s' if cores > 1 else ''} can be of use here"
+    )
 
 
 class Replanner:

@@ -12,13 +12,18 @@ from windlass.core.request import Sampling
 from windlass.errors import BadInput
 
 DEFAULTS: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
-"""Used where neither the user nor the model's generation config says."""
+"""Used by `windlass run`, `windlass serve`, its page and `windlass.Client` where neither the user nor the model's generation config says."""
 FROM_CONFIG = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
 
 
 def generation_defaults(model: Path) -> dict[str, Any]:
     """What the model's generation config sets, as arguments of Sampling."""
     return from_config(read_generation_config(model))
+
+
+def default_sampling(model: Path) -> dict[str, Any]:
+    """What applies where the user says nothing: the model's own numbers, else ours."""
+    return DEFAULTS | generation_defaults(model)
 
 
 def from_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,8 +12,12 @@ from windlass.core.launch import KV_TYPES, LOAD_SCHEMES, Launch
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.plan import Plan, load_plan
 from windlass.core.ranks.epoch import EpochPlan, planned_epoch
+from windlass.core.scheme import SCHEME_NAMES
 from windlass.errors import BadInput, DoesNotFit, Impossible
 from windlass.units import format_bytes
+
+if TYPE_CHECKING:
+    from windlass.open.resolve import ModelDescription
 
 
 def read_plan(file: Path) -> Plan:
@@ -114,13 +119,10 @@ def _check_runnable(plan: Plan) -> None:
 
 def _check_model(plan: Plan, path: Path, quant: str | None) -> None:
     """The same files, or their conversion to the planned scheme, while loading (`quant`) or before."""
-    if not path.is_dir():
-        raise BadInput(f"--plan is for model directories; {path} has no config.json to compare with the plan")
-    from windlass.formats.config import read_config
     from windlass.open.resolve import describe_path
-    from windlass.open.scheme import stored_scheme
 
-    found, (stored, _) = describe_path(path), stored_scheme(read_config(path))
+    found = describe_path(path)
+    stored = _held_as(found, plan)
     same = plan.checkpoint is not None and plan.checkpoint.digest == found.digest
     alike = plan.spec is not None and _shape(plan.spec) == _shape(found.spec)
     known = plan.checkpoint is not None and plan.checkpoint.digest != ""
@@ -134,6 +136,15 @@ def _check_model(plan: Plan, path: Path, quant: str | None) -> None:
         )
     if known and not same and stored == "bf16":
         raise BadInput(f"the files of {path} are not those the plan was made for (their digest differs); plan again")
+
+
+def _held_as(found: ModelDescription, plan: Plan) -> str:
+    """The scheme that the files' matrices are held in on the planned devices."""
+    files = found.files
+    if files is None or files.scheme is None:
+        return found.spec.native_scheme if found.spec.native_scheme in SCHEME_NAMES else "bf16"
+    on_cpus = all(held.name.startswith("cpu") for held in plan.memory.per_device)
+    return files.scheme.name if on_cpus or not files.only_on_cpus else "bf16"
 
 
 def _shape(spec: ModelSpec) -> ModelSpec:

@@ -45,6 +45,21 @@ class ByteBar:
 
 
 @contextmanager
+def token_progress(what: str, shown: bool) -> Generator[Callable[[int, int], None]]:
+    """For callers that report (tokens so far, tokens in all)."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
 def node_progress(shown: bool) -> Generator[Callable[[NodeProgress], None]]:
     """A bar for what each machine of a fleet receives and loads."""
     if not shown or not sys.stderr.isatty():
@@ -64,7 +79,20 @@ def node_progress(shown: bool) -> Generator[Callable[[NodeProgress], None]]:
 
 def _bars() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
+    return Progress(TextColumn("{task.description}"), BarColumn(), *size_columns(), console=Console(stderr=True))
+
+
+def size_columns() -> list[Any]:
+    """Bytes, speed and time left; empty until the total is known, where Rich would print `0/? bytes`."""
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.text import Text
+
+    def known(kind: type[Any]) -> Any:
+        column: Any = kind()
+        render = column.render
+        column.render = lambda task: Text("") if task.total is None else render(task)  # type: ignore[no-untyped-call]
+        return column
+
+    return [known(kind) for kind in (DownloadColumn, TransferSpeedColumn, TimeRemainingColumn)]

@@ -6,6 +6,7 @@ In this order: an existing path, a conversion in Windlass's own directory, the b
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from windlass.core.rule import Rule
 from windlass.errors import BadInput
 from windlass.families import describe, hints_from, rules
 from windlass.families.registry import KnownModel, find, published_config, spec_of, unknown_model
+from windlass.open.stored import StoredFiles, stored_files
 
 DOWNLOADS = 8
 """Files fetched at once."""
@@ -35,6 +37,8 @@ class ModelDescription(Frozen):
     rules: tuple[Rule, ...]
     source: str
     digest: str = ""
+    files: StoredFiles | None = None
+    """What is on this disk; None: only the published config is known."""
 
 
 def find_model(name: str) -> ModelLocation:
@@ -62,6 +66,20 @@ def model_files(name: str, shown: bool) -> Path:
     return model_file(found.path)
 
 
+def runnable_files(name: str, shown: bool) -> Path:
+    """As `model_files`; of a model of the registry, the published files that this machine has room for, and a line that says which."""
+    found = find_model(name)
+    if found.path is not None or found.known is None or name.lower() == found.hub.lower():
+        return model_files(name, shown)
+    from windlass.open.choose import choose_files
+    from windlass.open.hardware import resolve_hardware
+
+    chosen = choose_files(found.known, resolve_hardware(None))
+    if shown:
+        print(chosen.why, file=sys.stderr, flush=True)
+    return download_file(chosen.hub, chosen.file, shown) if chosen.file else download(chosen.hub, DOWNLOADS, shown)
+
+
 def describe_model(name: str) -> ModelDescription:
     """What the model is; of one on the hub only the config is fetched."""
     found = find_model(name)
@@ -83,27 +101,21 @@ def model_config(name: str) -> tuple[dict[str, Any], str]:
 
     found = find_model(name)
     if found.path is not None:
-        return read_config(found.path), _label(found.path)
+        return stored_files(found.path).config, _label(found.path)
     if found.known is not None:
         return published_config(found.known), found.known.name
     return read_config(fetch_config(found.hub)), found.hub.split("/")[-1]
 
 
 def describe_path(path: Path, name: str = "") -> ModelDescription:
-    """A directory with config.json, or the file itself. Tensor names, where there are any, decide what the config leaves open."""
-    from windlass.formats.checkpoint import digest, tensor_names
-    from windlass.formats.config import read_config
-
-    config = read_config(path)
-    if {"layout", "scheme", "ranks"} <= config.keys():
-        raise BadInput(f"{path} is a saved plan, not a model; pass it with --plan")
+    """A directory with config.json, a .gguf or .m file, or a config. Tensor names, where there are any, decide what the config leaves open."""
+    files = stored_files(path)
     where = str(path / "config.json" if path.is_dir() else path)
     label = name or _label(path)
-    spec = describe(config, label, where=where)
-    names = tensor_names(path)
-    if names:
-        spec = describe(config, label, hints=hints_from(names, spec.num_layers), where=where)
-    return ModelDescription(spec=spec, rules=rules(spec), source=str(path), digest=digest(path))
+    spec = describe(files.config, label, where=where)
+    if files.names:
+        spec = describe(files.config, label, hints=hints_from(files.names, spec.num_layers), where=where)
+    return ModelDescription(spec=spec, rules=rules(spec), source=str(path), digest=files.digest, files=files)
 
 
 def download(hub_name: str, max_workers: int, shown: bool) -> Path:
@@ -112,6 +124,14 @@ def download(hub_name: str, max_workers: int, shown: bool) -> Path:
 
     with byte_progress(f"downloading {hub_name}", shown) as started:
         return pull(hub_name, max_workers, ByteBar(started))
+
+
+def download_file(hub_name: str, file: str, shown: bool) -> Path:
+    from windlass.formats.hub.hub import pull_file
+    from windlass.open.progress import ByteBar, byte_progress
+
+    with byte_progress(f"downloading {file}", shown) as started:
+        return pull_file(hub_name, file, ByteBar(started))
 
 
 def _existing(name: str) -> Path | None:

@@ -27,7 +27,7 @@ COMPANIONS = (
 )  # fmt: skip
 
 
-QUANT_METHODS = ("compressed-tensors", "fp8", "mxfp4")
+QUANT_METHODS = ("compressed-tensors", "fp8", "mxfp4", "awq", "gptq")
 """quant_method values of published checkpoints that are supported."""
 
 
@@ -73,11 +73,21 @@ def open_source(path: Path) -> OpenedModel:
 def _open_directory(path: Path) -> OpenedModel:
     from windlass.formats.checkpoint import open_store
 
-    store = open_store(path)
+    store = _with_rows(open_store(path))
     companions = tuple(path / name for name in COMPANIONS if (path / name).is_file())
     for file in companions:
         file_within(path, file.name)  # refuses links that lead out of the directory
     return opened_store(store, path, companions, kind="hf")
+
+
+def _with_rows(store: TensorStore) -> TensorStore:
+    """AWQ and GPTQ matrices, which are stored by column, by row."""
+    section = store.config.get("quantization_config")
+    if not isinstance(section, dict) or cast(dict[str, Any], section).get("quant_method") not in ("awq", "gptq"):
+        return store
+    from windlass.weights.stores.column_packed import ColumnPackedStore
+
+    return ColumnPackedStore(store, cast(dict[str, Any], section))
 
 
 def opened_store(

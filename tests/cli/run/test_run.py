@@ -26,7 +26,7 @@ from windlass.core.client import SyncClient
 from windlass.core.launch import Launch, check_launch
 from windlass.core.layout import Layout
 from windlass.core.plan import load_plan
-from windlass.core.request import Delta, Info
+from windlass.core.request import Delta, Info, Sampling
 from windlass.errors import BadInput, DoesNotFit, Error, Impossible, UnknownName
 from windlass.open.generation import from_config
 from windlass.open.scheme import stored_scheme
@@ -85,6 +85,40 @@ def test_json_has_everything(model: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (found["content"], found["reasoning"], found["finish_reason"]) == ("Hello you", "Hm.", "stop")
     assert found["usage"]["prompt_tokens"] == 7 and found["tokens_per_second"] == pytest.approx(30)
     assert found["time_to_first_token_seconds"] > 0
+
+
+def looping() -> list[Delta]:
+    return [Delta(content=f"w{step % 3} ", token_ids=(500 + step % 3,)) for step in range(400)]
+
+
+def test_an_answer_that_only_repeats_itself_is_stopped_and_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = FakeClient(looping())
+    assert ask(model, client) == 0
+    printed = capsys.readouterr()
+    assert client.cancelled and printed.out.count("w0") < 60
+    assert "it only repeated itself (--allow-loops lets it" in printed.err
+    again = FakeClient(looping())
+    assert ask(model, again, allow_loops=True) == 0
+    assert not again.cancelled and "repeated itself" not in capsys.readouterr().err
+
+
+def test_a_stopped_loop_is_named_in_json(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(model, FakeClient(looping()), as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["finish_reason"] == "loop"
+
+
+def test_the_sampling_is_shown_as_numbers_and_is_the_servers(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from windlass.cli.serve.run import _sampling
+    from windlass.open.generation import DEFAULTS
+
+    (model / "generation_config.json").write_text('{"top_k": 20, "temperature": 0.6}')
+    client = FakeClient()
+    assert ask(model, client) == 0
+    assert "temperature 0.6, top_p 0.95, top_k 20" in capsys.readouterr().err
+    assert client.requests[0].sampling == _sampling(model)
+    (model / "generation_config.json").unlink()
+    assert ask(model, client) == 0
+    assert client.requests[1].sampling == _sampling(model) == Sampling(**DEFAULTS)
 
 
 def test_the_prompt_may_be_piped(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -419,7 +419,7 @@ def test_every_recipe_fits_what_it_is_for(path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="deepspeed is installed")
 def test_deepspeed_that_is_not_there_is_named(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert windlass(words(recipe, tmp_path / "run", "--json", run__engine="deepspeed")) == 2
-    assert "needs deepspeed, which is not installed: pip install 'windlass[deepspeed]'" in one_line(capsys)
+    assert "needs deepspeed, which is not installed: pip install 'windlass-llm[deepspeed]'" in one_line(capsys)
 
 
 def test_worker_words_say_the_same(tmp_path: Path) -> None:

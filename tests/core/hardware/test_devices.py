@@ -63,6 +63,19 @@ def test_unknown_offers_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "offered"),
+    [("RTX 4080", "RTX-4090 (24 GiB)"), ("A100-90GB", "A100-80GB (80 GiB)"), ("5080", "RTX-5090 (32 GiB)"), ("H201", "H200")],
+)
+def test_the_nearest_are_devices_each_once_with_their_memory(name: str, offered: str) -> None:
+    with pytest.raises(UnknownName) as caught:
+        devices.device(name)
+    message = str(caught.value)
+    assert offered in message and message.endswith("`windlass devices` lists all")
+    offers = message.split("did you mean ")[1].split("?")[0].split(", ")
+    assert len({offer.split(" (")[0] for offer in offers} & set(devices.names())) == len(offers)
+
+
+@pytest.mark.parametrize(
     ("driver_name", "name"),
     [
         ("NVIDIA H100 80GB HBM3", "H100-80GB"),

@@ -276,7 +276,7 @@ def test_without_a_vocabulary_or_the_library_it_says_so(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "llguidance", None)
     guides = GrammarCompiler()
     guides.set_tokenizer(TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
-    with pytest.raises(MissingExtra, match=r"constrained output needs llguidance.*pip install 'windlass\[serve\]'"):
+    with pytest.raises(MissingExtra, match=r"constrained output needs llguidance.*pip install 'windlass-llm\[serve\]'"):
         guides.matcher("{}", [])
 
 

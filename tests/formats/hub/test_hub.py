@@ -156,7 +156,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtra) as caught:
         fetch_config("org/whole")
-    extra = re.search(r"windlass\[(\w+)\]", str(caught.value))
+    extra = re.search(r"windlass-llm\[(\w+)\]", str(caught.value))
     assert extra is not None
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert any("huggingface_hub" in requirement for requirement in extras[extra[1]])

@@ -225,6 +225,19 @@ def test_an_answer_is_seen_piece_by_piece(page: Any, served: Served) -> None:
         expect(figures).to_contain_text(words)
 
 
+def test_the_placeholder_is_seen_whole(page: Any, served: Served) -> None:
+    field = page.locator("#question")
+    expect(field).to_be_visible()
+    assert field.evaluate("field => field.clientHeight >= field.scrollHeight && field.clientHeight > 40")
+
+
+def test_an_answer_that_repeats_itself_is_stopped(page: Any, served: Served) -> None:
+    turn = ask(page, served, "Talk for ever")
+    turn.say("on and on " * 40)
+    expect(answer(page).locator(".note")).to_contain_text("only repeated itself")
+    assert turn.left.wait(HUNG_SECONDS), "the server hears that nobody listens"
+
+
 def test_stopping_keeps_what_was_said_and_frees_the_slot(page: Any, served: Served) -> None:
     turn = ask(page, served, "Talk for ever")
     turn.say("On and on")

@@ -434,3 +434,16 @@ def test_a_question_says_only_what_was_set() -> None:
 def test_numbers(call: str, expected: str) -> None:
     function = call.partition("(")[0]
     assert run_node(f'const {{ {function} }} = await load("lib/format.js"); output(String({call}));', None) == expected
+
+
+@needs_node
+def test_answers_that_repeat_themselves() -> None:
+    texts = [
+        "word " * 60,
+        "ab" * 149,
+        "Paris is the capital of France. " * 12,
+        "".join(f"| {row} | x |\n" for row in range(80)),
+        "short",
+    ]
+    found = run_node('const { loopPeriod } = await load("lib/loops.js"); output(input.map(loopPeriod));', texts)
+    assert found == [5, 0, 32, 0, 0]

@@ -141,10 +141,10 @@ def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> BenchS
         launch = msgspec.structs.replace(options.launch, model=label, random_weights=random, quant=None)
         return BenchSetup(name=label, spec=spec, rules=rules(spec), launch=launch, scheme=how, **common)
     from windlass.open.drafts import with_draft_model
-    from windlass.open.resolve import model_files
+    from windlass.open.resolve import runnable_files
     from windlass.weights.source import open_model
 
-    path = model_files(name, shown=not options.as_json)
+    path = runnable_files(name, shown=not options.as_json)
     opened = open_model(path)
     opened.store.close()
     launch = with_draft_model(msgspec.structs.replace(options.launch, model=str(path)), shown=not options.as_json)

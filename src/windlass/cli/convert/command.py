@@ -14,21 +14,27 @@ windlass convert PrimeIntellect/INTELLECT-3 ./INTELLECT-3-int4 --stream --max-me
 
 windlass convert SmolLM2-135M-Instruct.gguf ./smollm2 --quant int8
 
-windlass convert ./Llama-3.1-8B ./out --quant int4 --to dllama"""
+windlass convert ./Llama-3.1-8B ./out --quant int4 --to dllama
+
+windlass convert ./Qwen3-8B ./Qwen3-8B.gguf --to gguf --quant Q4_K_M"""
 
 
 def convert(
     sources: list[str] = typer.Argument(
         ..., metavar="SOURCE OUT", help="Model directory, .gguf file, .m file or hub name; then the output."
     ),
-    quant: str = typer.Option("int4", metavar="int4|int8|fp8|bf16", help="Quantization of the weights."),
+    quant: str = typer.Option(
+        "int4", metavar="int4|int8|fp8|bf16", help="Quantization of the weights; with --to gguf Q4_K_M, Q4_0 or Q8_0."
+    ),
     group: int = typer.Option(128, metavar="128|64|32", help="Group size: weights that share a scale (int4, int8)."),
     asymmetric: bool = typer.Option(False, "--asymmetric", help="int4 with zero points: slightly more accurate and larger."),
     calibrate: str = typer.Option(
         "", metavar="self|FILE", help="Calibrate int4 on text sampled from the model itself, or on a text file."
     ),
     to: str = typer.Option(
-        "hf", metavar="hf|dllama", help="Output format: Hugging Face directory, or Distributed Llama .m and .t files."
+        "hf",
+        metavar="hf|gguf|dllama",
+        help="Output format: Hugging Face directory, one GGUF file, or Distributed Llama .m and .t files.",
     ),
     out_dir: Path | None = typer.Option(None, metavar="DIR", help="Convert several SOURCEs, each to a directory in DIR."),
     max_memory: str = typer.Option("2GB", metavar="2GB", help="Memory limit for the conversion, excluding the program itself."),

@@ -9,14 +9,19 @@ from typing import Any
 
 import msgspec
 
+from windlass.cli.convert.advice import offer, warnings
 from windlass.core.scheme import scheme
 from windlass.errors import BadInput, MissingExtra
 from windlass.machine.garbage import importing
-from windlass.open.progress import byte_progress
+from windlass.open.progress import byte_progress, token_progress
 from windlass.units import parse_bytes
 
 SPOOL = ".windlass-source"
 """Directory for files of a streamed source, inside the output directory."""
+
+
+GGUF_TYPES = {"int4": "Q4_K_M", "int8": "Q8_0", "bf16": "F16", "q4_0": "Q4_0"}
+"""--quant -> the file type of --to gguf; llama.cpp's own names work, too."""
 
 
 class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +79,12 @@ def _existing(source: str) -> Path | None:
 
 
 def _check(options: ConvertOptions) -> None:
-    for name, value, known in (("--to", options.to, ("hf", "dllama")), ("--mtp", options.mtp, ("keep", "drop"))):
+    for name, value, known in (("--to", options.to, ("hf", "dllama", "gguf")), ("--mtp", options.mtp, ("keep", "drop"))):
         if value not in known:
             raise BadInput(f"{name} must be {' or '.join(known)}, not {value!r}")
+    if options.to == "gguf":
+        _check_gguf(options)
+        return
     if options.quant not in ("int4", "int8", "fp8", "bf16", "fp32"):
         raise BadInput(f"--quant must be int4, int8, fp8 or bf16, not {options.quant!r}")
     if options.quant == "fp32" and options.to == "hf":
@@ -91,6 +99,15 @@ def _check(options: ConvertOptions) -> None:
         raise BadInput("--calibrate needs --quant int4 and a local model; it cannot be used with --stream or --to dllama")
     if options.stream and options.verify:
         raise BadInput("--verify needs the source, which --stream deletes; use only one of them")
+
+
+def _check_gguf(options: ConvertOptions) -> None:
+    if options.quant.upper() not in GGUF_TYPES.values() and options.quant not in GGUF_TYPES:
+        raise BadInput(f"--to gguf writes --quant {', '.join(GGUF_TYPES.values())}, not {options.quant!r}")
+    refused = {"--stream": options.stream, "--verify": options.verify, "--calibrate": options.calibrate}
+    for name, given in refused.items():
+        if given:
+            raise BadInput(f"{name} is not supported with --to gguf")
 
 
 def _need_torch() -> None:
@@ -110,9 +127,50 @@ def _one(source: str, out: Path, options: ConvertOptions) -> Any:
         opened = open_streamed(_hub_name(source), out / SPOOL)
     else:
         opened = open_source(model_files(source, shown=not options.as_json))
+    if options.to == "gguf":
+        return _to_gguf(opened, out, options)
+    stored_as = _warn(opened, options)
     if options.to == "dllama":
         return _to_dllama(opened, out, options)
-    return _to_hf(opened, out, options)
+    from windlass.cli.console import console
+
+    made = _to_hf(opened, out, options)
+    if not options.as_json and (offered := offer(stored_as, options.quant, bool(options.calibrate))):
+        console().print(f"[bold]note[/]   {offered}")
+    return made
+
+
+def _warn(opened: Any, options: ConvertOptions) -> str:
+    """Before it begins: Ctrl-C costs nothing yet. Returns how the source is stored."""
+    if options.as_json or options.stream:
+        return ""
+    from windlass.open.stored import stored_files
+    from windlass.plan.inference.assemble import checkpoint_bytes
+
+    found = stored_files(Path(opened.name))
+    how = scheme(options.quant, options.group, zero_points=options.asymmetric)
+    stored_as = found.label if found.scheme is not None else ""
+    output_bytes = checkpoint_bytes(opened.rules, how, published=False)
+    for line in warnings(stored_as, found.num_bytes, output_bytes, options.quant):
+        print(f"note: {line}", file=sys.stderr, flush=True)
+    return stored_as
+
+
+def _to_gguf(opened: Any, out: Path, options: ConvertOptions) -> Any:
+    with importing():
+        from windlass.convert.gguf.convert import to_gguf
+
+    kind = GGUF_TYPES.get(options.quant, options.quant.upper())
+    try:
+        with byte_progress(f"converting {opened.spec.name}", not options.as_json) as started:
+            made = to_gguf(opened, out, kind, started)
+    finally:
+        opened.store.close()
+    if not options.as_json:
+        from windlass.cli.convert.table import show_gguf
+
+        show_gguf(made)
+    return made
 
 
 def _hub_name(source: str) -> str:
@@ -155,7 +213,8 @@ def _samples(opened: Any, options: ConvertOptions) -> tuple[tuple[int, ...], ...
 
     if not options.as_json:
         console().print(f"calibrating on {'text sampled from the model' if options.calibrate == 'self' else options.calibrate}")
-    return samples_for(Path(opened.name), options.calibrate)
+    with token_progress("sampling", not options.as_json) as progress:
+        return samples_for(Path(opened.name), options.calibrate, progress)
 
 
 def _to_dllama(opened: Any, out: Path, options: ConvertOptions) -> Any:

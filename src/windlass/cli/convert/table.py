@@ -12,6 +12,7 @@ from windlass.units import GB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from windlass.convert.dllama.convert import DllamaFiles
+    from windlass.convert.gguf.convert import GgufModel
     from windlass.convert.report import ConvertReport
 
 WORST_SHOWN = 5
@@ -43,5 +44,12 @@ def show_dllama(made: DllamaFiles) -> None:
     out.print(
         f"[bold]output[/] {made.model} ({format_bytes(made.num_bytes)})" + (f" and {made.tokenizer}" if made.tokenizer else "")
     )
+    for note in made.notes:
+        out.print(f"[bold]note[/] {note}")
+
+
+def show_gguf(made: GgufModel) -> None:
+    out = console()
+    out.print(f"[bold]output[/] {made.model} ({made.type}, {format_bytes(made.num_bytes)})")
     for note in made.notes:
         out.print(f"[bold]note[/] {note}")

@@ -96,11 +96,11 @@ async def _local(name: str, options: EvalOptions) -> OpenModel:
     from windlass.open.client import open_client, require_torch
     from windlass.open.compile import compile_kernels
     from windlass.open.progress import ByteBar, byte_progress
-    from windlass.open.resolve import model_files
+    from windlass.open.resolve import runnable_files
 
     require_torch("evaluating a model of this machine")
     shown = not options.as_json
-    path = model_files(name, shown)
+    path = runnable_files(name, shown)
     compile_kernels(shown)
     concurrency = options.concurrency or LOCAL_CONCURRENCY
     launch = msgspec.structs.replace(options.launch, model=str(path), max_sequences=concurrency)

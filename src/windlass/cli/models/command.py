@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from windlass.cli.about.completion import complete_model
+
 app = typer.Typer(help="Known models: list, inspect, download, delete.", no_args_is_help=False)
 
 
@@ -24,7 +26,7 @@ def models(
 
 @app.command()
 def show(
-    name: str = typer.Argument(..., metavar="MODEL", help="Path, registry name or hub name."),
+    name: str = typer.Argument(..., metavar="MODEL", help="Path, registry name or hub name.", autocompletion=complete_model),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     tensors: bool = typer.Option(False, "--tensors", help="List every tensor."),
 ) -> None:
@@ -58,7 +60,7 @@ def list_models(
 
 @app.command()
 def pull(
-    name: str = typer.Argument(..., metavar="NAME", help="Registry name or hub name."),
+    name: str = typer.Argument(..., metavar="NAME", help="Registry name or hub name.", autocompletion=complete_model),
     max_workers: int = typer.Option(8, metavar="N", help="Parallel downloads."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

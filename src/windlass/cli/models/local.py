@@ -11,7 +11,7 @@ from rich.table import Table
 from windlass.cli.console import console
 from windlass.errors import BadInput
 from windlass.families.registry import find, unknown_model
-from windlass.open.resolve import download
+from windlass.open.resolve import download, runnable_files
 from windlass.units import format_bytes
 
 
@@ -40,7 +40,9 @@ def pull(name: str, max_workers: int, as_json: bool) -> None:
     full = known.hub if known else name
     if not hub.looks_like_hub_name(full):
         raise unknown_model(name)
-    path = download(full, max_workers, not as_json)
+    path = (
+        runnable_files(name, not as_json) if known and name.lower() != full.lower() else download(full, max_workers, not as_json)
+    )
     print(msgspec.json.encode({"name": full, "path": str(path)}).decode() if as_json else path)
 
 

@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from windlass.cli.console import console
+from windlass.bundled.models import bundled_names
+from windlass.cli.console import console, working
 from windlass.core.model import Attention, Convolution, LatentAttention, ModelSpec
 from windlass.core.rule import Rule
 from windlass.families import rules
 from windlass.families.registry import KnownModel, known_models, spec_of
-from windlass.open.resolve import ModelDescription
+from windlass.open.resolve import ModelDescription, describe_model
+from windlass.open.stored import StoredFiles
 from windlass.plan.inference.assemble import model_facts
 from windlass.plan.inference.smallest import smallest_hardware
 from windlass.units import format_bytes, format_context, format_count
@@ -25,8 +27,23 @@ def print_json(value: object) -> None:
 
 def registry_rows(filter_by: str) -> list[dict[str, Any]]:
     wanted = filter_by.lower()
-    rows = [_row(model) for model in known_models() if any(wanted in name.lower() for name in model.names())]
+    with working("planning the smallest hardware of every model"):
+        rows = [_row(model) for model in known_models() if any(wanted in name.lower() for name in model.names())]
+        rows += [_bundled_row(name) for name in bundled_names() if wanted in name.lower()]
     return sorted(rows, key=lambda row: row["parameters"])
+
+
+def _bundled_row(name: str) -> dict[str, Any]:
+    """It comes with Windlass: nothing is downloaded."""
+    found = describe_model(name)
+    return {
+        **msgspec.to_builtins(model_facts(found.spec, found.rules)),
+        "hub": None,
+        "context_tokens": found.spec.context_tokens,
+        "smallest_hardware": smallest_hardware(found.spec, found.rules),
+        "config_check": "bundled",
+        "note": "comes with Windlass: try it without a download",
+    }
 
 
 def _row(model: KnownModel) -> dict[str, Any]:
@@ -78,8 +95,13 @@ def model_json(resolved: ModelDescription, tensors: bool) -> dict[str, Any]:
         "spec": resolved.spec,
         "source": resolved.source,
         "smallest_hardware": smallest_hardware(resolved.spec, resolved.rules),
+        "files": None if resolved.files is None else _files_json(resolved.files),
     }
     return {**made, "rules": resolved.rules} if tensors else made
+
+
+def _files_json(files: StoredFiles) -> dict[str, Any]:
+    return {"format": files.format, "scheme": files.scheme, "stored_as": files.label, "num_bytes": files.num_bytes}
 
 
 def print_model(resolved: ModelDescription, tensors: bool) -> None:
@@ -93,6 +115,7 @@ def print_model(resolved: ModelDescription, tensors: bool) -> None:
         ("active per token", f"{facts.active_parameters:,}"),
         ("checkpoint parameters", f"{facts.checkpoint_parameters:,}{', with an MTP layer' if spec.next_token else ''}"),
         ("published as", spec.native_scheme),
+        *_files(resolved),
         ("layers", _layers(spec)),
         ("hidden, vocabulary", f"{spec.hidden_size:,}, {spec.vocab_size:,}{', tied head' if spec.tied_head else ''}"),
         ("attention", _attention(spec)),
@@ -105,6 +128,15 @@ def print_model(resolved: ModelDescription, tensors: bool) -> None:
     console().print(table)
     if tensors:
         console().print(_tensor_table(resolved.rules))
+
+
+def _files(resolved: ModelDescription) -> list[tuple[str, str]]:
+    files = resolved.files
+    if files is None or files.format == "config":
+        return []
+    held = "" if files.scheme is None else f", held as {files.scheme.name} in groups of {files.scheme.group}"
+    where = " on CPUs, as bf16 on GPUs" if files.scheme is not None and files.only_on_cpus else ""
+    return [("files", f"{files.format}, {format_bytes(files.num_bytes)}, {files.label or 'plain numbers'}{held}{where}")]
 
 
 def _layers(spec: ModelSpec) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from windlass.cli.about.completion import complete_model
+
 EXAMPLES = """Examples:
 
 windlass plan GLM-4.5-Air --on 1xH200 --quant int4
@@ -27,7 +29,10 @@ TRAINING = ("tokens", "sequence", "batch")
 def plan(
     ctx: typer.Context,
     target: str = typer.Argument(
-        ..., metavar="MODEL|RECIPE.toml", help="A path, a registry name, a Hugging Face name, or a training recipe."
+        ...,
+        metavar="MODEL|RECIPE.toml",
+        help="A path, a registry name, a Hugging Face name, or a training recipe.",
+        autocompletion=complete_model,
     ),
     on: str | None = typer.Option(
         None,

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.cli.console import working
 from windlass.cli.plan.output import PlanOutput
 from windlass.core.hardware.caps import capped
 from windlass.core.hardware.spec import Hardware
-from windlass.core.plan import Plan
+from windlass.core.plan import CloudOffer, Plan
+from windlass.core.scheme import Scheme, scheme
 from windlass.errors import BadInput
 from windlass.open.hardware import resolve_hardware, with_disk
 from windlass.open.resolve import ModelDescription, describe_model
@@ -47,12 +49,19 @@ class InferenceArguments(msgspec.Struct, frozen=True, kw_only=True):
 def run(target: str, arguments: InferenceArguments, output: PlanOutput) -> int:
     resolved = describe_model(target)
     request = _request(resolved, arguments)
-    if arguments.cloud and arguments.on is None:
-        request = _on_cheapest_offer(request, arguments.all_offers)
+    offers = _offers(request, arguments) if arguments.cloud else None
+    if offers is not None and arguments.on is None:
+        request = _on_cheapest_offer(request, offers)
     plan = make_plan(request, source=resolved.source, digest=resolved.digest)
-    if arguments.cloud or not plan.fits:
-        plan = _with_offers(plan, request, arguments)
+    if offers is not None or not plan.fits:
+        plan = _with_offers(plan, _offers(request, arguments) if offers is None else offers, arguments.cloud)
     return output.write(plan)
+
+
+def _offers(request: PlanRequest, arguments: InferenceArguments) -> tuple[CloudOffer, ...]:
+    """The price book has dozens of machines, and each is planned: seconds on a busy one."""
+    with working("planning every machine of the price book"):
+        return cloud_offers(request, all_offers=arguments.all_offers)
 
 
 def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanRequest:
@@ -60,10 +69,11 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
         parse_context(text) if text is not None else None
         for text in (arguments.context, arguments.prompt_tokens, arguments.new_tokens)
     )
+    hardware = _with_caps(_hardware(arguments.on, arguments.cloud), arguments)
     return PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
-        hardware=_with_caps(_hardware(arguments.on, arguments.cloud), arguments),
+        hardware=hardware,
         context_tokens=context if context is not None else min(DEFAULT_CONTEXT, resolved.spec.context_tokens),
         concurrency=arguments.concurrency,
         goal=arguments.goal,
@@ -75,7 +85,17 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
         prompt_tokens=prompt,
         new_tokens=new,
         region=arguments.region,
+        stored=_stored(resolved, hardware),
     )
+
+
+def _stored(resolved: ModelDescription, hardware: Hardware) -> Scheme | None:
+    """How the files on this disk are held by those devices; None: as plain numbers."""
+    files = resolved.files
+    if files is None or files.scheme is None:
+        return None
+    on_cpus = all(device.kind == "cpu" for device in hardware.distinct_devices)
+    return files.scheme if on_cpus or not files.only_on_cpus else scheme("bf16")
 
 
 def _hardware(on: str | None, cloud: bool) -> Hardware:
@@ -95,19 +115,17 @@ def _with_caps(hardware: Hardware, arguments: InferenceArguments) -> Hardware:
     return with_disk(found, arguments.disk_folder)
 
 
-def _on_cheapest_offer(request: PlanRequest, all_offers: bool) -> PlanRequest:
-    found = cloud_offers(request, all_offers=all_offers)
+def _on_cheapest_offer(request: PlanRequest, found: tuple[CloudOffer, ...]) -> PlanRequest:
     if not found:
         raise BadInput(f"no single machine in the price book runs {request.spec.name}; plan several machines with --on HARDWARE")
     return replace(request, hardware=resolve_hardware(f"1x({found[0].num_devices}x{found[0].device})"))
 
 
-def _with_offers(plan: Plan, request: PlanRequest, arguments: InferenceArguments) -> Plan:
-    found = cloud_offers(request, all_offers=arguments.all_offers)
+def _with_offers(plan: Plan, found: tuple[CloudOffer, ...], shown: bool) -> Plan:
     would_fit = plan.would_fit
     if found and not plan.fits:
         cheapest = min(found, key=lambda offer: offer.usd_per_hour)
         kind = " spot" if cheapest.spot else ""
         where = f"{cheapest.provider}{kind} {cheapest.num_devices}x{cheapest.device} at ${cheapest.usd_per_hour:.2f}/h ({cheapest.priced_at})"
         would_fit = (*would_fit, where)
-    return msgspec.structs.replace(plan, cloud=found if arguments.cloud else (), would_fit=would_fit)
+    return msgspec.structs.replace(plan, cloud=found if shown else (), would_fit=would_fit)

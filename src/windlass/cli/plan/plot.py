@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from windlass.core.plan import Plan
 from windlass.errors import BadInput, MissingExtra
@@ -13,6 +14,9 @@ from windlass.units import GIB
 PARTS = (("weights", "#4c78a8"), ("kv", "#f58518"), ("activation", "#54a24b"), ("overhead", "#b9b9b9"))
 MOST_BARS = 32
 """With more devices, only the first ones are plotted."""
+
+LONGEST_FLAT = 9
+"""Characters of a label that fit beside their neighbours: bars are 0.7 inches apart."""
 
 
 def draw(plan: Plan, path: Path) -> None:
@@ -51,7 +55,7 @@ def draw(plan: Plan, path: Path) -> None:
             linewidth=2,
             label="capacity" if place == 0 else "",
         )
-    axes.set_xticks(list(places), [f"{held.name}\n{index}" for index, held in enumerate(devices)], fontsize=8)
+    _label_devices(axes, [held.name for held in devices])
     axes.set_ylabel("GiB")
     more = len(plan.memory.per_device) - len(devices)
     axes.set_title(f"{plan.model.name}, {plan.scheme.name}, {plan.layout}" + (f" (and {more} more)" if more else ""), fontsize=10)
@@ -65,3 +69,15 @@ def draw(plan: Plan, path: Path) -> None:
     figure.savefig(picture, format=kind, dpi=150)
     pyplot.close(figure)
     write_atomically(path, picture.getvalue())
+
+
+def _label_devices(axes: Any, names: list[str]) -> None:
+    """One kind of device is named once, below the axis; of several, long names are slanted so that they do not overprint."""
+    places = list(range(len(names)))
+    if len(set(names)) == 1:
+        axes.set_xticks(places, [str(place) for place in places], fontsize=8)
+        axes.set_xlabel(f"{len(names)} x {names[0]}" if len(names) > 1 else names[0], fontsize=8)
+        return
+    labels = [f"{name} {place}" for place, name in enumerate(names)]
+    slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(places, labels, fontsize=8, **(slanted if max(map(len, labels)) > LONGEST_FLAT else {}))

@@ -9,9 +9,12 @@ from windlass.cli.run.screen import Screen
 from windlass.core.client import SyncClient
 from windlass.core.model import Frozen
 from windlass.core.request import Delta, Request, ToolCall, Usage
+from windlass.text.parse.loops import LoopDetector
 from windlass.units import format_rate, format_seconds
 
 Clock = Callable[[], float]
+LOOP = "loop"
+"""Finish reason of an answer that was stopped because it repeated itself."""
 
 
 class TimedAnswer(Frozen):
@@ -48,14 +51,15 @@ class AnswerBuilder:
             self._first = self._first or self._last
             self._num_tokens += len(delta.token_ids)
 
-    def answer(self) -> TimedAnswer:
+    def answer(self, finish_reason: str = "") -> TimedAnswer:
+        """`finish_reason`: why it was cut off, if it was."""
         end = self._deltas[-1] if self._deltas else Delta()
         decode_seconds = end.timings.decode_seconds if end.timings is not None else self._last - self._first
         return TimedAnswer(
             content="".join(delta.content for delta in self._deltas),
             reasoning="".join(delta.reasoning for delta in self._deltas),
             tool_calls=tuple(call for delta in self._deltas for call in delta.tool_calls),
-            finish_reason=end.finish_reason or "cancelled",
+            finish_reason=finish_reason or end.finish_reason or "cancelled",
             usage=end.usage,
             num_tokens=end.usage.completion_tokens if end.usage is not None else self._num_tokens,
             time_to_first_token_seconds=self._first - self._begin if self._first else None,
@@ -63,13 +67,18 @@ class AnswerBuilder:
         )
 
 
-def answer(client: SyncClient, request: Request, screen: Screen | None, clock: Clock = time.perf_counter) -> TimedAnswer:
-    """Streams to the end. Ctrl-C cancels the request and raises `Interrupted` with the answer so far."""
-    builder = AnswerBuilder(clock)
+def answer(
+    client: SyncClient, request: Request, screen: Screen | None, clock: Clock = time.perf_counter, stop_loops: bool = True
+) -> TimedAnswer:
+    """Streams to the end, or until the answer only repeats itself. Ctrl-C cancels the request and raises `Interrupted` with the answer so
+    far."""
+    builder, loops = AnswerBuilder(clock), LoopDetector()
     deltas = client.generate(request)
     try:
         for delta in deltas:
             builder.add(delta)
+            if stop_loops and loops.add(delta.token_ids):
+                return builder.answer(LOOP)
             if screen is not None:
                 screen.reasoning(delta.reasoning)
                 screen.content(delta.content)
@@ -101,5 +110,9 @@ def summary(answer: TimedAnswer) -> str:
     if answer.usage is not None:
         cached = f", {answer.usage.cached_tokens:,} of them cached" if answer.usage.cached_tokens else ""
         text += f"; prompt of {answer.usage.prompt_tokens:,}{cached}"
-    endings = {"length": "; truncated: --max-tokens or the context is used up", "cancelled": "; stopped"}
+    endings = {
+        "length": "; truncated: --max-tokens or the context is used up",
+        "cancelled": "; stopped",
+        LOOP: "; stopped: it only repeated itself (--allow-loops lets it; another --temperature or --seed may help)",
+    }
     return text + endings.get(answer.finish_reason, "")

@@ -20,7 +20,7 @@ from windlass.errors import BadInput, Error, UnknownName
 HELP = """/help                   show this help
 /clear                  start a new chat
 /system [TEXT]          set the system prompt; without TEXT show it, `/system off` removes it
-/set [NAME VALUE]       temperature, top_p, top_k, min_p, seed, max_tokens, penalties, thinking; without NAME show them
+/set [NAME VALUE]       temperature, top_p, top_k, min_p, seed, max_tokens, penalties, thinking, stop_loops; without NAME show them
 /save FILE, /load FILE  save or load the chat as JSON
 /tokens                 show how much of the context is used
 /exit                   exit (or Ctrl-D, or Ctrl-C twice)
@@ -103,7 +103,7 @@ class Chat:
         user = {"role": "user", "content": text}
         self._messages.append(user)
         try:
-            self._keep(answer(self._client, self._request(text), self._screen))
+            self._keep(answer(self._client, self._request(text), self._screen, stop_loops=self._settings.stop_loops))
         except Error as error:
             self._messages.pop()
             hint = " (/clear starts a new chat)" if isinstance(error, BadInput) and len(self._messages) > 1 else ""

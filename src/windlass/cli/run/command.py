@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from windlass.cli.about.completion import complete_model
 from windlass.cli.options import opens_model
 from windlass.core.launch import Launch
 
@@ -27,7 +28,10 @@ windlass run meta-llama/Llama-3.1-8B --plan plan.json"""
 @opens_model
 def run(
     model: str = typer.Argument(
-        ..., metavar="MODEL", help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub."
+        ...,
+        metavar="MODEL",
+        help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub.",
+        autocompletion=complete_model,
     ),
     prompt: str | None = typer.Option(
         None, metavar="TEXT", help="Answer this prompt and exit. Without it: a chat, or the text piped in."
@@ -44,6 +48,7 @@ def run(
     system: str | None = typer.Option(None, metavar="TEXT", help="System prompt."),
     launch: Launch = typer.Option(),
     plan: Path | None = typer.Option(None, metavar="plan.json", help="Run as this saved plan says (`windlass plan --save`)."),
+    allow_loops: bool = typer.Option(False, "--allow-loops", help="Do not stop an answer that only repeats itself."),
     as_json: bool = typer.Option(False, "--json", help="Print the answer as JSON, with token ids and timings."),
 ) -> int:
     """Run a model on this machine or over several: chat with it, or get one answer.
@@ -64,6 +69,7 @@ def run(
         launch=launch,
         plan=plan,
         as_json=as_json,
+        allow_loops=allow_loops,
     )
     return start(model, options)
 

@@ -41,6 +41,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     launch: Launch = Launch()
     plan: Path | None = None
     as_json: bool = False
+    allow_loops: bool = False
 
 
 @dataclass
@@ -50,6 +51,8 @@ class ChatSettings:
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     max_tokens: int | None = None
     thinking: bool | None = None
+    stop_loops: bool = True
+    """Whether an answer that only repeats itself is stopped."""
 
     def sampling_params(self) -> Sampling:
         return Sampling(**self.sampling)
@@ -59,6 +62,8 @@ class ChatSettings:
         key = name.replace("-", "_").lower()
         if key == "thinking":
             self.thinking = _switch(text)
+        elif key == "stop_loops":
+            self.stop_loops = bool(_switch(text))
         elif key == "max_tokens":
             self.max_tokens = checked_limit(_number(name, text, int), name)
         elif key in NUMBERS:
@@ -67,11 +72,11 @@ class ChatSettings:
             Sampling(**changed)
             self.sampling = changed
         else:
-            raise UnknownName("setting", name, [*NUMBERS, "max_tokens", "thinking"])
+            raise UnknownName("setting", name, [*NUMBERS, "max_tokens", "thinking", "stop_loops"])
 
     def shown(self) -> dict[str, str]:
         values: dict[str, Any] = {key: self.sampling.get(key) for key in NUMBERS}
-        values |= {"max_tokens": self.max_tokens, "thinking": self.thinking}
+        values |= {"max_tokens": self.max_tokens, "thinking": self.thinking, "stop_loops": self.stop_loops}
         return {key: "-" if value is None else str(value) for key, value in values.items()}
 
 
@@ -82,7 +87,7 @@ def without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 def settings_from(options: RunOptions, generation: Mapping[str, Any]) -> ChatSettings:
     """The command line, else the model's generation config, else our defaults."""
     given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "seed")}
-    settings = ChatSettings(max_tokens=checked_limit(options.max_tokens, "--max-tokens"))
+    settings = ChatSettings(max_tokens=checked_limit(options.max_tokens, "--max-tokens"), stop_loops=not options.allow_loops)
     settings.sampling = DEFAULTS | dict(generation) | {key: value for key, value in given.items() if value is not None}
     settings.sampling_params()
     return settings
@@ -111,4 +116,4 @@ def _switch(text: str) -> bool | None:
         return False
     if text.lower() in ("auto", "-"):
         return None
-    raise BadInput(f"thinking is on, off or auto, not {text!r}")
+    raise BadInput(f"write on, off or auto, not {text!r}")

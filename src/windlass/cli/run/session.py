@@ -24,7 +24,7 @@ from windlass.open.compile import compile_kernels
 from windlass.open.generation import generation_defaults
 from windlass.open.plan import apply_plan, read_plan
 from windlass.open.progress import ByteBar, byte_progress, node_progress
-from windlass.open.resolve import model_files
+from windlass.open.resolve import runnable_files
 from windlass.units import format_bytes, format_context, format_seconds
 
 Opener = Callable[[Launch, bool], AbstractContextManager[SyncClient]]
@@ -35,7 +35,7 @@ def start(model: str, options: RunOptions, opener: Opener | None = None) -> int:
     prompt = _prompt(options)
     if prompt is None and options.as_json:
         raise BadInput("--json prints one answer: add --prompt TEXT, or pipe in a text")
-    path = model_files(model, shown=not options.as_json)
+    path = runnable_files(model, shown=not options.as_json)
     launch = launch_for(path, options)
     settings = settings_from(options, generation_defaults(path))
     with (opener or ready_client)(launch, not options.as_json) as client:
@@ -56,7 +56,7 @@ def launch_for(path: Path, options: RunOptions) -> Launch:
 def ready_client(launch: Launch, shown: bool) -> Generator[SyncClient]:
     """A client whose model is loaded, with a progress bar meanwhile. Its process ends with the block."""
     require_torch("running a model")
-    compile_kernels(shown)
+    compile_kernels(shown, launch.device)
     with ExitStack() as bars:
         if launch.is_single:
             started = bars.enter_context(byte_progress(f"loading {Path(launch.model).name}", shown))
@@ -108,12 +108,13 @@ def request_for(info: Info, settings: ChatSettings, prompt: str, system: str | N
 
 def _one(client: SyncClient, info: Info, settings: ChatSettings, prompt: str, options: RunOptions) -> int:
     screen = Screen()
-    found = answer(client, request_for(info, settings, prompt, options.system), None if options.as_json else screen)
+    request = request_for(info, settings, prompt, options.system)
+    found = answer(client, request, None if options.as_json else screen, stop_loops=settings.stop_loops)
     if options.as_json:
         text = msgspec.json.format(msgspec.json.encode(as_json(found, info)), indent=2).decode()
         sys.stdout.write(text + "\n")
     else:
-        screen.remark(summary(found))
+        screen.remark(f"{summary(found)}; {numbers(settings)}")
     return 0
 
 
@@ -129,11 +130,17 @@ def as_json(found: TimedAnswer, info: Info) -> dict[str, Any]:
 def _chat(client: SyncClient, info: Info, settings: ChatSettings, options: RunOptions) -> int:
     screen = Screen()
     screen.remark(greeting(info))
+    screen.remark(f"sampling: {numbers(settings)}; /set changes it")
     if not info.has_chat:
         screen.remark("a base model without a chat template: it continues what you type as plain text")
     with keyboard() as read:
         Chat(client, info, settings, screen, options.system).loop(read)
     return 0
+
+
+def numbers(settings: ChatSettings) -> str:
+    """`temperature 0.7, top_p 0.95`."""
+    return ", ".join(f"{name} {value:g}" for name, value in settings.sampling.items())
 
 
 def greeting(info: Info) -> str:

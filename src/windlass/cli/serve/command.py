@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from windlass.cli.about.completion import complete_model
 from windlass.cli.options import opens_model
 from windlass.core.launch import Launch
 
@@ -31,6 +32,7 @@ def serve(
         metavar="MODEL...",
         help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub; NAME=MODEL names it. "
         "Several are loaded on demand.",
+        autocompletion=complete_model,
     ),
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is every interface."),
     port: int = typer.Option(8000, metavar="PORT", help="Port; 0 picks a free one."),

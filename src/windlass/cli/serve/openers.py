@@ -21,11 +21,11 @@ Opener = Callable[[Callable[[int, int], None], Callable[[str], None]], "Client"]
 
 
 def sampling_of(path: Path) -> Sampling:
-    """Defaults of requests that set nothing: the model's own, else the API's."""
+    """Defaults of requests that set nothing: the model's own, else those of `windlass run`."""
     from windlass.core.request import Sampling
-    from windlass.open.generation import generation_defaults
+    from windlass.open.generation import default_sampling
 
-    return Sampling(**generation_defaults(path))
+    return Sampling(**default_sampling(path))
 
 
 def _plan(file: Path | None) -> Plan | None:
@@ -47,7 +47,7 @@ def local(options: ServeOptions, path: Path, adapters: tuple[tuple[str, str], ..
     launch = msgspec.structs.replace(options.launch, model=str(path), adapters=adapters)
     launch = launch if plan is None else apply_plan(launch, plan)
     launch = msgspec.structs.replace(launch, max_sequences=options.max_running or launch.max_sequences)
-    compile_kernels(shown=True)
+    compile_kernels(shown=True, device=launch.device)
     return lambda progress, notify: open_client(launch, progress, notify=notify), plan
 
 

@@ -30,7 +30,7 @@ def start(options: ServeOptions) -> int:
     check_options(options)
     # Prompts arrive one by one, so its threads are of no use; and with them it warns whenever an engine process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from windlass.open.resolve import model_files
+    from windlass.open.resolve import runnable_files
     from windlass.serve.server import bind, check_tls
 
     settings = settings_of(options)
@@ -47,7 +47,7 @@ def start(options: ServeOptions) -> int:
             )
         if len(given) > 1:
             return _Run(settings, lambda run: app_of_several(options, settings, given, run), options, port).serve(listening)
-        path = model_files(given[0].model, shown=True)
+        path = runnable_files(given[0].model, shown=True)
         adapters = adapters_of(options.lora, given)[0]
         name = given[0].name or options.name
         settings = msgspec.structs.replace(settings, sampling=sampling_of(path), adapters=adapters, model=name)

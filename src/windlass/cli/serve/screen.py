@@ -29,6 +29,7 @@ def show_panel(service: Service, url: str) -> None:
 def panel_lines(service: Service, url: str) -> list[str]:
     from rich.markup import escape
 
+    from windlass.serve.api.status import describe_sampling
     from windlass.serve.http.origin import is_local
 
     settings, info = service.settings, service.supervisor.info
@@ -45,6 +46,7 @@ def panel_lines(service: Service, url: str) -> list[str]:
         f"{room}{loaded}",
         escape(f"on demand: {', '.join(one.model for one in service.group[1:])}") if service.models else "",
         escape(f"adapters: {', '.join(name for one in service.group for name in one.own_names[1:])}") if has_adapters else "",
+        f"by default {describe_sampling(settings.sampling)}",
         escape(info.details.get("offload", "")),
         escape(f"planned: {service.plan.engine}, {service.plan.layout}, on {service.plan.hardware}") if service.plan else "",
         _key_line(len(service.keys), is_local(settings.host)),

@@ -27,13 +27,13 @@ class Reports(Protocol):
 
 def app_of_several(options: ServeOptions, settings: ServerSettings, given: Sequence[GivenModel], run: Reports) -> Starlette:
     from windlass.formats.disk.atomic import write_atomically
-    from windlass.open.resolve import model_files
+    from windlass.open.resolve import runnable_files
     from windlass.serve.app import OfferedModel, make_app_of_several
     from windlass.serve.backend.residency import MemoryRoom
 
     offered: list[OfferedModel] = []
     for one, adapters in zip(given, adapters_of(options.lora, given), strict=True):
-        path = model_files(one.model, shown=True)
+        path = runnable_files(one.model, shown=True)
         name = one.name or (path.resolve().name if path.is_dir() else path.stem)
         if name in {other.name for other in offered}:
             raise BadInput(f"two models are named {name}; name one of them: OTHER={one.model}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 from windlass.convert.dllama.vocabulary import read_hugging_face
 from windlass.convert.dllama.writer import file_bytes, write_model
@@ -12,10 +14,12 @@ from windlass.convert.validate import locate_sources
 from windlass.core.model import Frozen
 from windlass.core.scheme import scheme
 from windlass.errors import BadInput, Impossible
-from windlass.formats.disk.atomic import require_free
+from windlass.formats.disk.atomic import require_free, write_atomically
 from windlass.formats.dllama.tokenizer import write_tokenizer
+from windlass.text.tokenize.gguf_tokenizer import write_tokenizer as write_gguf_tokenizer
 from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import reader
+from windlass.weights.text.files import find_dllama_tokenizer
 
 WEIGHTS = {"int4": "q40", "int8": "q80", "bf16": "f16", "fp32": "f32"}
 
@@ -53,7 +57,7 @@ def to_dllama(
         jobs=jobs,
         progress=lambda _, done: advance(done),
     )
-    tokenizer, notes = _tokenizer(source, model)
+    tokenizer, notes = _tokenizer(opened, source, model)
     return DllamaFiles(model=str(model), tokenizer=tokenizer, num_bytes=written.num_bytes, notes=(*written.notes, *notes))
 
 
@@ -62,10 +66,23 @@ def _model_path(opened: OpenedModel, out: Path, weights: str) -> Path:
     return out if out.suffix == ".m" else out / f"dllama_model_{opened.spec.name}_{weights}.m"
 
 
-def _tokenizer(source: Path, model: Path) -> tuple[str | None, tuple[str, ...]]:
-    if not source.is_dir() or not (source / "tokenizer.json").is_file():
-        return None, ("no .t file was written: the source has no tokenizer.json",)
-    made, notes = read_hugging_face(source)
+def _tokenizer(opened: OpenedModel, source: Path, model: Path) -> tuple[str | None, tuple[str, ...]]:
     path = model.with_name(model.name.replace("dllama_model_", "dllama_tokenizer_")).with_suffix(".t")
-    write_tokenizer(path, made)
+    if opened.kind == "dllama":
+        write_atomically(path, find_dllama_tokenizer(source).read_bytes())
+        return str(path), ()
+    with TemporaryDirectory() as folder:
+        made = _hugging_face_files(opened, source, Path(folder))
+        if made is None:
+            return None, ("no .t file was written: the source has no tokenizer.json",)
+        found, notes = read_hugging_face(made)
+    write_tokenizer(path, found)
     return str(path), tuple(notes)
+
+
+def _hugging_face_files(opened: OpenedModel, source: Path, folder: Path) -> Path | None:
+    """The directory that has tokenizer.json: the source's own, or `folder`, where a GGUF file's vocabulary is written out."""
+    if opened.kind != "gguf":
+        return source if source.is_dir() and (source / "tokenizer.json").is_file() else None
+    write_gguf_tokenizer(cast(Any, opened.store).metadata, folder)
+    return folder

@@ -84,8 +84,20 @@ def canonical_name(name: str) -> str:
     """`h100`, `RTX 4090` or `4090` -> the catalog's own spelling."""
     found = _spellings().get(_key(name))
     if found is None:
-        raise UnknownName("device", name, [*names(), *(alias for found in catalog().values() for alias in found.aliases)])
+        raise UnknownName("device", name, names(), hint=f"{_nearest(name)} `windlass devices` lists all")
     return found
+
+
+def _nearest(name: str) -> str:
+    """The devices whose name, or another spelling of it, is nearest, each once and with its memory; cards of the same series first."""
+    import difflib
+
+    keys = {_key(spelling): device_name for device_name, found in catalog().items() for spelling in (device_name, *found.aliases)}
+    close = [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=12, cutoff=0.5)]
+    near = list(dict.fromkeys(close))[:3]
+    if not near:
+        return f"known: {', '.join(names()[:6])} and others;"
+    return "did you mean " + ", ".join(f"{one} ({catalog()[one].memory_mib / 1024:.0f} GiB)" for one in near) + "?"
 
 
 def entry(name: str) -> Entry:

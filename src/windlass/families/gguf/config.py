@@ -111,7 +111,7 @@ def _scaling(keys: Config) -> dict[str, Any] | None:
 def _bands(keys: Config, rotated: int, theta: float, factors: Sequence[float]) -> dict[str, Any] | None:
     """llama.cpp stores the divisor of each frequency; the config has the parameters it was computed from."""
     scaling = {"rope_type": "llama3", "factor": _shortest(max(factors)), **_BANDS}
-    expected = _band_factors(rotated, theta, scaling)
+    expected = band_factors(rotated, theta, scaling)
     close = len(expected) == len(factors) and all(
         math.isclose(*pair, rel_tol=1e-4) for pair in zip(expected, factors, strict=True)
     )
@@ -120,7 +120,7 @@ def _bands(keys: Config, rotated: int, theta: float, factors: Sequence[float]) -
     return scaling if scaling["factor"] != 1.0 else None
 
 
-def _band_factors(rotated: int, theta: float, scaling: Mapping[str, Any]) -> list[float]:
+def band_factors(rotated: int, theta: float, scaling: Mapping[str, Any]) -> list[float]:
     """transformers, modeling_rope_utils.py, _compute_llama3_parameters."""
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     found: list[float] = []

@@ -16,6 +16,8 @@ ACTIVATIONS = {
 
 # quantization_config.quant_method of published checkpoints -> the scheme their matrices are in.
 _NATIVE = {"fp8": "fp8", "mxfp4": "mxfp4"}
+_PACKED = ("compressed-tensors", "awq", "gptq")
+"""Integers in groups; bits and group are in the section."""
 
 
 def read_layers(config: Config, *names: str) -> int:
@@ -89,11 +91,11 @@ def read_native_scheme(config: Config) -> str:
     if section is None:
         return "bf16"
     method = section.values.get("quant_method")
-    if method == "compressed-tensors":
+    if method in _PACKED:
         return "compressed-tensors"
     if not isinstance(method, str) or method not in _NATIVE:
         raise section.refuse(
-            f"quant_method {format_value(method)} is not supported; supported: {', '.join([*_NATIVE, 'compressed-tensors'])}"
+            f"quant_method {format_value(method)} is not supported; supported: {', '.join([*_NATIVE, *_PACKED])}"
         )
     return _NATIVE[method]
 

@@ -82,11 +82,29 @@ def fetch_config(name: str) -> Path:
     """Downloads config.json and, where there is one, the index; returns the directory that holds them."""
     hub = _package(f"looking up {name} on the hub")
     with _hub_errors(name, "looked up"):
+        here = _cached_config(hub, name)
+        if here is not None:
+            return here
         config = Path(hub.hf_hub_download(name, "config.json"))
     # Small models have one file and no index; the config then decides.
     with suppress(hub.errors.HTTPError, OSError, ValueError):
         hub.hf_hub_download(name, SAFETENSORS_INDEX)
     return config.parent
+
+
+def _cached_config(hub: Any, name: str) -> Path | None:
+    """The config in the cache, where the hub cannot be asked. One question first, which fails at once: a download would be tried for half
+    a minute by huggingface_hub before it says so."""
+    try:
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"))
+    except (hub.errors.RepositoryNotFoundError, hub.errors.EntryNotFoundError):
+        raise
+    except (*_hub_exceptions(hub.errors), OSError, RuntimeError):
+        found = hub.try_to_load_from_cache(name, "config.json")
+        if not isinstance(found, str):
+            raise
+        return Path(found).parent
+    return None
 
 
 def list_files(name: str, revision: str | None = None) -> RemoteModel:
@@ -145,6 +163,26 @@ def pull(name: str, max_workers: int = 8, progress: Callable[[int, int], None] |
         found = Path(hub.snapshot_download(name, allow_patterns=patterns, max_workers=max_workers))
     download.remove_leftovers()
     return found
+
+
+def pull_file(name: str, file: str, progress: Callable[[int, int], None] | None = None) -> Path:
+    """Downloads one file (a .gguf) into the hub cache, unless it is there; returns its path."""
+    hub = _package(f"downloading {name}")
+    found = hub.try_to_load_from_cache(name, file)
+    if isinstance(found, str):
+        return Path(found)
+    with _hub_errors(name, "looked up"):
+        remote: Any = hub.HfApi().model_info(name, files_metadata=True)
+    sizes = {_remote_file(one).blob: one.size or 0 for one in remote.siblings or () if one.rfilename == file}
+    if not sizes:
+        raise BadInput(f"{name} on the hub has no file {file}")
+    blobs = Path(hub.constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
+    download = DownloadProgress(blobs, sizes)
+    require_free(blobs, download.total_bytes - download.done_bytes())
+    with _hub_errors(name, "downloaded"), _quiet(hub, progress is not None), reporting(download, progress):
+        made = Path(hub.hf_hub_download(name, file, revision=remote.sha))
+    download.remove_leftovers()
+    return made
 
 
 def fetch_small_files(model: RemoteModel, directory: Path) -> None:
@@ -238,6 +276,11 @@ def _hub_errors(name: str, task: Literal["looked up", "downloaded"]) -> Generato
         raise BadInput(_explanation(hub, name, task, error)) from None
 
 
+def _is_unreachable(error: Exception) -> bool:
+    """No answer at all: an answer has a status."""
+    return (getattr(error, "response", None) is None and isinstance(error, OSError)) or "Connect" in type(error).__name__
+
+
 def _hub_exceptions(errors: Any) -> list[type[Exception]]:
     """Exception classes of huggingface_hub; XetDownloadError is missing in older versions."""
     found = [errors.HTTPError, errors.EntryNotFoundError, errors.SafetensorsParsingError]
@@ -257,6 +300,8 @@ def _explanation(hub: Any, name: str, task: str, error: Exception) -> str:
             return f"{name} is not in the registry, and the hub cannot be reached"
         case errors.EntryNotFoundError() if looking and not isinstance(error, errors.LocalEntryNotFoundError):
             return f"{name} on the hub has no config.json"
+        case OSError() | errors.HTTPError() if looking and _is_unreachable(error):
+            return f"{name} is not in the registry, and the hub cannot be reached ({first_line})"
         case _ if looking:
             return f"{name} could not be looked up on the hub: {first_line}"
         case _:

@@ -52,14 +52,7 @@ def _plan_on(request: PlanRequest, offer: Offer, count: int) -> Candidate | None
         devices=devices, ram_bytes=(offer.ram_bytes or node_ram_bytes(devices)), disk_bytes=offer.disk_bytes or DISK_BYTES
     )
     hardware = Hardware(nodes=(node,), network_bandwidth=nic_bandwidth(one.name), description=f"{len(devices)}x{one.name}")
-    if sum(found.memory_bytes for found in devices) < _least_bytes(request):
-        return None
     return fits_devices(replace(request, hardware=hardware))
-
-
-def _least_bytes(request: PlanRequest) -> int:
-    """Half a byte per parameter: no scheme is smaller, so devices with less memory are skipped."""
-    return sum(rule.elements * rule.copies for rule in request.rules if rule.copy_of is None and rule.part.value == "main") // 2
 
 
 def _offer(request: PlanRequest, offer: Offer, count: int, candidate: Candidate) -> CloudOffer:

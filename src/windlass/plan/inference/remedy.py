@@ -10,7 +10,7 @@ import msgspec
 from windlass.core.hardware.spec import Hardware, Node
 from windlass.errors import Impossible
 from windlass.plan.inference.candidates import Candidate
-from windlass.plan.inference.search import PlanRequest, search
+from windlass.plan.inference.search import PlanRequest, search_devices
 from windlass.units import format_context
 
 _FEWER_BITS = {"fp32": ("bf16", "fp8", "int8", "int4"), "bf16": ("fp8", "int8", "int4"), "fp8": ("int4",), "int8": ("int4",)}
@@ -30,10 +30,10 @@ def remedies(request: PlanRequest) -> tuple[str, ...]:
 def fits_devices(request: PlanRequest) -> Candidate | None:
     """The best candidate without offloading; None if nothing fits."""
     try:
-        best = search(request).best
+        found = search_devices(request)
     except Impossible:
         return None
-    return best if best.fits and not best.fit.host_bytes and not best.fit.disk_bytes else None
+    return found.best if found is not None and found.best.fits else None
 
 
 def _fewer_bits(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:

@@ -49,6 +49,8 @@ class PlanRequest:
     prompt_tokens: int | None = None
     new_tokens: int | None = None
     region: str = "world"
+    stored: Scheme | None = None
+    """How the files on this disk are quantized; None: they are not, or only the published config is known."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +64,49 @@ class SearchResult:
 
 def search(request: PlanRequest) -> SearchResult:
     """The best candidate without offloading; else the best with offloading; else the one that is least short of memory."""
-    check(request)
-    sizes = shards_of(request.spec, request.rules)
     refused: list[str] = []
-    tiers = [[_SiteSearch(request, site, sizes, refused) for site in tier] for tier in sites(request.hardware)]
-    for tier in tiers:
-        found = [one for search in tier if (one := search.on_devices()) is not None]
-        if found:
-            return min(found, key=lambda one: _preference(request, one))
+    tiers = _site_searches(request, refused)
+    found = _on_devices(request, tiers)
+    if found is not None:
+        return found
     spilled = [one for tier in tiers for search in tier if (one := search.spilled()) is not None]
     if not spilled:
         raise Impossible(_no_layout(request, refused))
     return min(spilled, key=lambda one: (one.best.fit.short_bytes, *rank(request, one.best)))
+
+
+def search_devices(request: PlanRequest) -> SearchResult | None:
+    """The best candidate without offloading; None if there is none. Asked many times, so what cannot hold the weights is not searched."""
+    if _device_bytes(request.hardware) < least_bytes(request.rules):
+        return None
+    return _on_devices(request, _site_searches(request, []))
+
+
+def least_bytes(rules: tuple[Rule, ...]) -> int:
+    """Half a byte per parameter: no scheme is smaller."""
+    return sum(rule.elements * rule.copies for rule in rules if rule.copy_of is None and rule.part.value == "main") // 2
+
+
+def _device_bytes(hardware: Hardware) -> int:
+    return sum(
+        max(device.memory_bytes, node.ram_bytes if device.kind == "cpu" else 0)
+        for node in hardware.nodes
+        for device in node.devices
+    )
+
+
+def _site_searches(request: PlanRequest, refused: list[str]) -> list[list[_SiteSearch]]:
+    check(request)
+    sizes = shards_of(request.spec, request.rules)
+    return [[_SiteSearch(request, site, sizes, refused) for site in tier] for tier in sites(request.hardware)]
+
+
+def _on_devices(request: PlanRequest, tiers: list[list[_SiteSearch]]) -> SearchResult | None:
+    for tier in tiers:
+        found = [one for search in tier if (one := search.on_devices()) is not None]
+        if found:
+            return min(found, key=lambda one: _preference(request, one))
+    return None
 
 
 def _preference(request: PlanRequest, found: SearchResult) -> tuple[float, ...]:
@@ -252,7 +285,8 @@ def engines(request: PlanRequest) -> list[EngineProfile]:
 
 
 def schemes(request: PlanRequest) -> list[Scheme]:
-    """Least lossy first. A checkpoint published in fewer bits is not converted to more; fp8 needs an accelerator."""
+    """Least lossy first. Files that are quantized run as they are; a checkpoint published in fewer bits is not converted to more; fp8
+    needs an accelerator."""
     only = _cpu_schemes(request)
     if request.quant != "auto":
         if only and request.quant not in only:
@@ -262,6 +296,8 @@ def schemes(request: PlanRequest) -> list[Scheme]:
         return [scheme(request.quant, request.group, request.kv)]
     if only:
         return [scheme(only[0], request.group, request.kv)]
+    if request.stored is not None:
+        return [msgspec.structs.replace(request.stored, kv=request.kv)]
     order = ["bf16", "fp8", "int8", "int4"]
     native = request.spec.native_scheme
     if native == "mxfp4":

@@ -6,7 +6,7 @@ import time
 
 from windlass.core.model import Frozen
 from windlass.core.plan import Plan
-from windlass.core.request import Info, Stats
+from windlass.core.request import Info, Sampling, Stats
 from windlass.serve.backend.models import ModelReport
 from windlass.serve.monitor.metrics import Metrics, kv_cache_usage
 from windlass.serve.monitor.resources import ResourceUsage
@@ -81,6 +81,26 @@ class Status(Frozen):
     models: tuple[ModelReport, ...] = ()
     """Of a server of several models."""
     swaps: int = 0
+    sampling: dict[str, float] = {}
+    """What applies to requests that set nothing."""
+
+
+SHOWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def sampling_numbers(sampling: Sampling) -> dict[str, float]:
+    """Those that are set."""
+    found = {name: getattr(sampling, name) for name in SHOWN_SAMPLING}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def describe_sampling(sampling: Sampling) -> str:
+    """`temperature 0.7, top_p 0.95`: what is not neutral."""
+    neutral = sampling_numbers(Sampling())
+    shown = {
+        name: value for name, value in sampling_numbers(sampling).items() if name == "temperature" or neutral.get(name) != value
+    }
+    return ", ".join(f"{name} {value:g}" for name, value in shown.items())
 
 
 def status(service: Service) -> Status:
@@ -104,6 +124,7 @@ def status(service: Service) -> Status:
         has_history=service.watch is not None,
         models=service.models.reports() if service.models else (),
         swaps=service.models.swaps if service.models else 0,
+        sampling=sampling_numbers(service.settings.sampling),
     )
 
 

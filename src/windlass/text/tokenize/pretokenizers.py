@@ -49,3 +49,9 @@ def vocabulary_kind(model: str) -> str:
     if model not in kinds:
         raise UnknownName("vocabulary (tokenizer.ggml.model)", model, kinds)
     return kinds[model]
+
+
+def vocabulary_model(kind: str) -> str:
+    """The value of tokenizer.ggml.model for a kind of vocabulary: the first of the table."""
+    kinds: dict[str, str] = _table()["models"]
+    return next(model for model, found in kinds.items() if found == kind)

@@ -88,6 +88,7 @@ export class Chat {
     if (ready && (!this.session.model || this.wasDown)) this.loadModels();
     this.wasDown = !ready && link !== "none";
     this.context = status?.context_tokens ?? null;
+    this.sheet.defaults = status?.sampling ?? this.sheet.defaults;
     this.#welcome();
   }
 

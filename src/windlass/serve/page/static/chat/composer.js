@@ -18,6 +18,8 @@ export class Composer {
       else this.#send();
     });
     this.busy(false);
+    // Style sheets may come later than this script; the height before them is too small.
+    window.addEventListener("load", () => this.#fit());
   }
 
   busy(isBusy) {

@@ -1,6 +1,7 @@
 // Conversations and the answers being generated in them. Does not touch the DOM; notifies a listener.
 
 import { ApiError, chat } from "../lib/api.js";
+import { loopPeriod } from "../lib/loops.js";
 import { Answer } from "./answer.js";
 import { chatRequest } from "./request.js";
 import { deleteConversation, loadConversations, newConversation, onOtherTab, saveConversation, titleOf } from "./store.js";
@@ -93,6 +94,7 @@ export class ChatSession {
     this.listener.list();
     const failure = await this.#stream(conversation, answer, controller.signal);
     this.answers.delete(conversation.id);
+    if (answer.looped) controller.abort();
     this.#finish(conversation, answer, controller.signal.aborted, failure);
   }
 
@@ -104,6 +106,7 @@ export class ChatSession {
         const now = performance.now();
         answer.take(chunk, now);
         if (conversation === this.current) this.listener.progress();
+        if (this.#loops(answer)) return null;
         if (now - saved > SAVE_EVERY_MS) {
           saved = now;
           this.#save({ ...conversation, messages: [...conversation.messages, answer.finished("stopped")] });
@@ -118,8 +121,14 @@ export class ChatSession {
     }
   }
 
+  /** Whether the answer only repeats itself; then its request is ended. */
+  #loops(answer) {
+    answer.looped = this.settings.loops !== "on" && loopPeriod(answer.message.content) > 0;
+    return answer.looped;
+  }
+
   #finish(conversation, answer, stopped, failure) {
-    const message = answer.finished(stopped ? "stopped" : undefined);
+    const message = answer.finished(answer.looped ? "loop" : stopped ? "stopped" : undefined);
     if (failure) message.error = { kind: failure.kind, message: failure.message, retry_after: failure.retryAfter };
     conversation.messages.push(message);
     if (this.conversations.includes(conversation)) this.#touch(conversation);

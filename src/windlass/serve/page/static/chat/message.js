@@ -140,6 +140,7 @@ function notes(message) {
   const note = {
     length: "The answer reached the token limit.",
     stopped: "You stopped this answer.",
+    loop: "Stopped, because the answer only repeated itself. Settings can let such answers run.",
     content_filter: "The rest was removed by a content filter.",
   }[message.finish];
   const empty =

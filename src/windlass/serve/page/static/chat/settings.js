@@ -22,6 +22,11 @@ const THINKING = [
   ["off", "Off"],
 ];
 
+const LOOPS = [
+  ["off", "Stop"],
+  ["on", "Let run"],
+];
+
 export class SettingsSheet {
   constructor(settings, changed, removeAll) {
     this.settings = settings;
@@ -50,7 +55,7 @@ export class SettingsSheet {
       FIELDS.map((field) => this.#number(field)),
     );
     this.element.replaceChildren(
-      h("form", { method: "dialog" }, title, this.#system(), numbers, this.#thinking(), this.#bottom()),
+      h("form", { method: "dialog" }, title, this.#system(), numbers, this.#choice("thinking", "Reasoning", THINKING), this.#choice("loops", "Answers that repeat themselves", LOOPS), this.#bottom()),
     );
   }
 
@@ -70,13 +75,19 @@ export class SettingsSheet {
     return h("div", { class: "field" }, h("label", { for: "set-system" }, "System prompt"), field);
   }
 
+  /** The server's number, as it applies to this model. */
+  #default(name) {
+    const value = this.defaults?.[name];
+    return value === undefined ? { max_tokens: "No limit", seed: "Random" }[name] ?? "Default" : String(value);
+  }
+
   /** Only valid values are stored; errors are shown under the field. */
   #number({ name, label, hint, mode }) {
     const note = h("p", { class: "small", id: `about-${name}` }, hint);
     const field = h("input", {
       id: `set-${name}`,
       inputmode: mode,
-      placeholder: "Server default",
+      placeholder: this.#default(name),
       autocomplete: "off",
       "aria-describedby": `about-${name}`,
     });
@@ -90,23 +101,18 @@ export class SettingsSheet {
     return h("div", { class: "field" }, h("label", { for: `set-${name}` }, label), field, note);
   }
 
-  #thinking() {
+  #choice(name, legend, values) {
     const choice = ([value, label]) => {
       const radio = h("input", {
         type: "radio",
-        name: "thinking",
+        name,
         value,
-        checked: this.settings.thinking === value,
-        onchange: () => this.#set("thinking", value),
+        checked: this.settings[name] === value,
+        onchange: () => this.#set(name, value),
       });
       return h("label", {}, radio, h("span", {}, label));
     };
-    return h(
-      "fieldset",
-      { class: "field" },
-      h("legend", {}, "Reasoning"),
-      h("div", { class: "segments" }, THINKING.map(choice)),
-    );
+    return h("fieldset", { class: "field" }, h("legend", {}, legend), h("div", { class: "segments" }, values.map(choice)));
   }
 
   #bottom() {

@@ -12,6 +12,7 @@ export const DEFAULTS = Object.freeze({
   max_tokens: "",
   seed: "",
   thinking: "default",
+  loops: "off",
 });
 
 function read(key) {

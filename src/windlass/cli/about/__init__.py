@@ -1,0 +1,1 @@
+"""`windlass version`, `devices`, `completion`, `ps` and `stop`: what is installed, known and running."""

@@ -1,0 +1,1 @@
+"""Writes GGUF files, for llama.cpp and everything built on it."""

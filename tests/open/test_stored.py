@@ -1,0 +1,112 @@
+"""Files of every format are described as what they are, without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windlass.core.scheme import scheme
+from windlass.formats.gguf.writer import GgufOutput, header_bytes
+from windlass.open import resolve, stored
+
+pytestmark = pytest.mark.pure
+
+HIDDEN, LAYERS = 64, 2
+
+
+def gguf_file(path: Path, kind: str = "Q4_K", **more: Any) -> Path:
+    """A header without weights."""
+    keys = {
+        "block_count": LAYERS, "context_length": 512, "embedding_length": HIDDEN, "feed_forward_length": 256,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5,
+    }  # fmt: skip
+    metadata = {"general.architecture": "llama", **{f"llama.{key}": value for key, value in keys.items()}, **more}
+    tensors = [
+        GgufOutput(name="token_embd.weight", shape=(256, HIDDEN), type="F32"),
+        GgufOutput(name="output_norm.weight", shape=(HIDDEN,), type="F32"),
+    ]
+    for layer in range(LAYERS):
+        tensors += [
+            GgufOutput(name=f"blk.{layer}.{name}.weight", shape=shape, type=kind if shape[-1] == 256 else "F32")
+            for name, shape in (
+                ("attn_norm", (HIDDEN,)), ("ffn_norm", (HIDDEN,)), ("attn_q", (64, HIDDEN)), ("attn_k", (32, HIDDEN)),
+                ("attn_v", (32, HIDDEN)), ("attn_output", (HIDDEN, 64)), ("ffn_gate", (256, HIDDEN)), ("ffn_up", (256, HIDDEN)),
+                ("ffn_down", (HIDDEN, 256)),
+            )
+        ]  # fmt: skip
+    header = header_bytes(metadata, tensors)
+    path.write_bytes(header + b"\0" * sum(-(-tensor.num_bytes // 32) * 32 for tensor in tensors))
+    return path
+
+
+def test_a_gguf_file_is_described(tmp_path: Path) -> None:
+    found = resolve.describe_path(gguf_file(tmp_path / "small.gguf"))
+    assert found.spec.name == "small" and found.spec.num_layers == LAYERS and found.spec.tied_head
+    assert found.files is not None and found.files.format == "gguf" and found.files.only_on_cpus
+    assert found.files.num_bytes == (tmp_path / "small.gguf").stat().st_size
+    assert resolve.model_config(str(tmp_path / "small.gguf"))[0]["hidden_size"] == HIDDEN
+    assert resolve.describe_path(tmp_path).spec == found.spec or resolve.describe_path(tmp_path).spec.num_layers == LAYERS
+
+
+def test_the_digest_knows_the_header(tmp_path: Path) -> None:
+    one = resolve.describe_path(gguf_file(tmp_path / "a.gguf", "Q4_K")).digest
+    (tmp_path / "other").mkdir()
+    assert resolve.describe_path(gguf_file(tmp_path / "other" / "a.gguf", "Q6_K")).digest != one
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("Q4_0", scheme("int4", 32)),
+        ("Q4_1", scheme("int4", 32, zero_points=True)),
+        ("Q4_K", scheme("int4", 32, zero_points=True)),
+        ("Q8_0", scheme("int8", 32)),
+        ("F32", scheme("fp32")),
+        ("Q6_K", None),
+        ("F16", None),
+    ],
+)
+def test_how_blocks_are_held(kind: str, expected: Any) -> None:
+    assert stored.ggml_scheme(kind) == expected
+
+
+def packed(symmetric: bool) -> dict[str, Any]:
+    weights = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": symmetric}
+    return {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}}
+
+
+def test_how_directories_are_held() -> None:
+    assert stored.config_scheme(packed(True)) == scheme("int4", 32)
+    assert stored.config_scheme(packed(False)) == scheme("int4", 32, zero_points=True)
+    assert stored.config_scheme({}) is None
+    assert stored.config_scheme({"quantization_config": {"quant_method": "awq"}}) == scheme("int4", 128, zero_points=True)
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}
+    assert stored.config_scheme({"quantization_config": gptq}) == scheme("int4", 64)
+    assert stored.config_scheme({"quantization_config": {"quant_method": "bitsandbytes"}}) is None
+
+
+def test_files_are_planned_as_they_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    from windlass.cli import execute
+
+    file = str(gguf_file(tmp_path / "small.gguf", "Q4_0", **{"llama.feed_forward_length": 256}))
+    for hardware, expected in (("cpu:8,ram=16GB", "fp32"), ("1xRTX-4090", "bf16")):  # most of the small file's matrices are F32
+        assert execute(["plan", file, "--on", hardware, "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert plan["scheme"]["name"] == expected
+        assert any(reason["why"] == "as the files are stored" for reason in plan["reasons"])
+    assert execute(["models", "show", file]) == 0
+    assert "gguf" in capsys.readouterr().out
+
+
+def test_describing_needs_no_torch(tmp_path: Path) -> None:
+    file = gguf_file(tmp_path / "small.gguf")
+    code = "import sys; from pathlib import Path; from windlass.open.resolve import describe_path; "
+    code += f"describe_path(Path({str(file)!r})); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.strip() == "False"
