@@ -56,7 +56,9 @@ class Fabric(Frozen):
         return tuple(port for port in self.ports if port.is_active)
 
 
-def read_fabric(read: ReadText = read_text, names: ListNames | None = None, address_of: Callable[[str], str] | None = None) -> Fabric:
+def read_fabric(
+    read: ReadText = read_text, names: ListNames | None = None, address_of: Callable[[str], str] | None = None
+) -> Fabric:
     names, address_of = names or list_names, address_of or interface_address
     return Fabric(ports=_ports(read, names), interfaces=_interfaces(read, names, address_of))
 

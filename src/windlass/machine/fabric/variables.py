@@ -12,7 +12,7 @@ from pathlib import Path
 from windlass.core.model import Frozen
 from windlass.machine.fabric.fabric import Fabric
 
-# Names of NCCL 2.x as they stand in the library (strings of libnccl.so.2), one a line.
+# Names of NCCL 2.32.3 as they stand in the library (strings of libnccl.so.2), one a line.
 _NAMES = Path(__file__).with_name("nccl_names.txt")
 
 # Names that are passed around and read by nothing, and what is meant. Sources: NCCL's env.rst, PyTorch's and transformers' sources.
@@ -121,7 +121,9 @@ def _adapters(fabric: Fabric, num_nodes: int, num_gpus: int) -> list[Variable]:
 def wrong_variables(given: Mapping[str, str]) -> tuple[Wrong, ...]:
     """Of an environment: names that nothing reads, then names that are better unset."""
     unknown = [Wrong(name=name, why=why, is_unknown=True) for name in sorted(given) if (why := _unknown(name))]
-    doubtful = [Wrong(name=name, why=DOUBTFUL[name], is_unknown=False) for name in sorted(given) if _is_doubtful(name, given[name])]
+    doubtful = [
+        Wrong(name=name, why=DOUBTFUL[name], is_unknown=False) for name in sorted(given) if _is_doubtful(name, given[name])
+    ]
     return (*unknown, *doubtful)
 
 
@@ -134,7 +136,7 @@ def _unknown(name: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, nccl_names(), n=1, cutoff=0.75)
-    return f"NCCL has no such variable{f'; meant is perhaps {near[0]}' if near else ''}"
+    return f"NCCL 2.32 has no such variable{f'; meant is perhaps {near[0]}' if near else ''}"
 
 
 def _is_doubtful(name: str, value: str) -> bool:

@@ -1,0 +1,306 @@
+"""`windlass launch node`: what runs on each node of a job. Finds its number, the address and the fabric, starts the command, passes signals on.
+
+Nodes meet over files of the run's folder, which all see; over ssh, where they may not, the port is given (`meeting`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from windlass.core.model import Frozen
+from windlass.errors import BadInput, Error
+from windlass.launch.job import PLACE, Job, Settings
+from windlass.launch.ports import free_port, meeting_ports
+from windlass.machine.fabric.fabric import address_towards, read_fabric
+from windlass.machine.fabric.variables import fitting, wrong_variables
+
+WriteFile = Callable[[Path, bytes], None]
+"""Atomic."""
+STOPPED = 75
+"""Exit code of training that saved and stopped; see train/loop/guard.py."""
+SECONDS_TO_MEET = 900.0
+SECONDS_BETWEEN_LOOKS = 0.5
+FIRST_WORKER_PORT, FIRST_SERVER_PORT = 9998, 8000
+NUM_PORTS = 200
+
+
+class JobFailed(Error):
+    exit_code = 4
+
+
+class Description(Frozen):
+    """job.json"""
+
+    job: Job
+    settings: Settings
+
+
+class Meeting(Frozen):
+    """Written by node 0."""
+
+    address: str
+    port: int
+
+
+class Node(Frozen):
+    """One node of a run."""
+
+    job: Job
+    settings: Settings
+    number: int
+    hosts: tuple[str, ...]
+    run: str
+    """Folder of this attempt; empty: there is none that all nodes see."""
+    meeting: str = ""
+    """HOST:PORT, where the nodes cannot meet over a folder."""
+    index: int | None = None
+    """Of an array's value."""
+
+    @property
+    def head(self) -> str:
+        return self.meeting.rpartition(":")[0] if self.meeting else self.hosts[0]
+
+    @property
+    def own_address(self) -> str:
+        """Where the others reach this node. The first asks for the way to the second."""
+        other = self.hosts[1] if self.number == 0 and len(self.hosts) > 1 else self.head
+        return address_towards(other)
+
+
+def read_description(text: bytes) -> Description:
+    try:
+        return msgspec.json.decode(text, type=Description)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise BadInput(f"the job's description cannot be read: {error}; launch it again") from None
+
+
+def run_node(node: Node, write: WriteFile) -> int:
+    """Returns the exit code; 0 also for training that saved and stopped, which the file `stopped` says."""
+    environment = _environment(node)
+    runs = {"train": _train, "serve": _serve, "array": _array, "single": _single}
+    code = runs[node.job.kind](node, environment, write)
+    if node.run:
+        outcome = msgspec.json.encode({"host": _host(), "code": code})
+        write(Path(node.run) / f"node-{node.number}.json", outcome)
+    if code == STOPPED and node.run:
+        (Path(node.run) / "stopped").touch()
+        return 0
+    return code
+
+
+def _host() -> str:
+    return os.uname().nodename
+
+
+def _say(text: str) -> None:
+    print(f"windlass: {text}", flush=True)
+
+
+def _environment(node: Node) -> dict[str, str]:
+    given = os.environ | dict(node.settings.env)
+    for wrong in wrong_variables(given):
+        _say(f"{_host()}: {wrong.name}={given[wrong.name]}: {wrong.why}")
+    num_nodes = len(node.hosts)
+    chosen = fitting(read_fabric(), node.own_address if num_nodes > 1 else "", num_nodes, node.job.gpus_per_node, given)
+    for one in chosen:
+        _say(f"{_host()}: {one.name}={one.value}  ({one.reason})")
+    return given | {one.name: one.value for one in chosen}
+
+
+def _windlass(*words: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "windlass", *words]
+
+
+# --- training
+
+
+def _train(node: Node, environment: dict[str, str], write: WriteFile) -> int:
+    again = () if {"--resume", "--continue"} & set(node.job.command) else ("--continue",)
+    words = [*node.job.command, *again]
+    if len(node.hosts) == 1 and node.settings.tasks == "node":
+        return _child(node, _windlass(*words, *_several_ranks(node.job.ranks_per_node)), environment)
+    meeting = _meet(node, write)
+    if node.settings.tasks == "rank":
+        return _child(node, _windlass(*words), environment | {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)})
+    nodes = f"{node.job.min_nodes}:{node.job.num_nodes}" if node.job.may_shrink else str(node.job.num_nodes)
+    words += ["--nproc", str(node.job.ranks_per_node), "--nodes", nodes, "--rendezvous", f"{meeting.address}:{meeting.port}"]
+    words += ["--node", str(node.number), "--address", node.own_address]
+    return _child(node, _windlass(*words), environment)
+
+
+def _several_ranks(number: int) -> tuple[str, ...]:
+    return ("--nproc", str(number)) if number > 1 else ()
+
+
+def _meet(node: Node, write: WriteFile) -> Meeting:
+    if node.meeting:
+        address, _, port = node.meeting.rpartition(":")
+        return Meeting(address=address, port=int(port))
+    file = Path(node.run) / "meeting.json"
+    if node.number == 0 and os.environ.get("RANK", "0") == "0":
+        write(file, msgspec.json.encode(Meeting(address=node.hosts[0], port=free_port(meeting_ports(node.run)))))
+    return msgspec.json.decode(_awaited(file, f"{node.hosts[0]} (the first node)"), type=Meeting)
+
+
+def _awaited(file: Path, whose: str) -> bytes:
+    """What another node writes. File servers cache folders, so the folder is listed, which asks again (NFS)."""
+    end = time.monotonic() + SECONDS_TO_MEET
+    while time.monotonic() < end:
+        os.listdir(file.parent)  # noqa: PTH208 - only to ask again
+        if file.exists():
+            return file.read_bytes()
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    raise JobFailed(
+        f"{_host()}: {whose} wrote no {file.name} within {SECONDS_TO_MEET:.0f} s; check that {file.parent} is on storage that all nodes share"
+    )
+
+
+# --- serving
+
+
+def _serve(node: Node, environment: dict[str, str], write: WriteFile) -> int:
+    return _root(node, environment, write) if node.number == 0 else _worker(node, environment, write)
+
+
+def _worker(node: Node, environment: dict[str, str], write: WriteFile) -> int:
+    address = node.own_address
+    at = f"{address}:{free_port(range(FIRST_WORKER_PORT, FIRST_WORKER_PORT + NUM_PORTS), address)}"
+    words = ["worker", "--listen", at, "--secret-file", f"{node.settings.folder}/secret"]
+    if node.job.gpus_per_node:
+        words += ["--device", "cuda"]
+    write(Path(node.run) / f"worker-{node.number}", at.encode())
+    code = _child(node, _windlass(*words), environment, until=Path(node.run) / "root-ended")
+    return 0 if (Path(node.run) / "root-ended").exists() else code
+
+
+def _root(node: Node, environment: dict[str, str], write: WriteFile) -> int:
+    workers = [_awaited(Path(node.run) / f"worker-{number}", host).decode() for number, host in enumerate(node.hosts) if number]
+    words, port = list(node.job.command), _option(node.job.command, "--port")
+    if port is None:
+        port = str(free_port(range(FIRST_SERVER_PORT, FIRST_SERVER_PORT + NUM_PORTS)))
+        words += ["--port", port]
+    reached = node.own_address if workers else _host()
+    if _option(node.job.command, "--host") is None:
+        words += ["--host", "0.0.0.0", "--allow-host", _host(), *(["--allow-host", reached] if reached != _host() else [])]
+    if _option(node.job.command, "--api-key") is None:
+        words += ["--api-key", f"{node.settings.folder}/api-key"]
+    if workers:
+        words += ["--workers", ",".join(workers), "--secret-file", f"{node.settings.folder}/secret"]
+    scheme = "https" if _option(node.job.command, "--tls-cert") else "http"
+    ready = _Ready(f"{scheme}://{reached}:{port}", int(port), Path(node.settings.folder), write)
+    try:
+        return _child(node, _windlass(*words), environment, look=ready)
+    finally:
+        (Path(node.run) / "root-ended").touch()
+        (Path(node.settings.folder) / "address.json").unlink(missing_ok=True)
+
+
+def _option(words: Sequence[str], name: str) -> str | None:
+    for place, word in enumerate(words):
+        if word == name and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+class _Ready:
+    """Writes the server's address into the job's folder once it answers, and says it."""
+
+    def __init__(self, url: str, port: int, folder: Path, write: WriteFile) -> None:
+        self._url, self._port, self._folder, self._write, self._is_done = url, port, folder, write, False
+
+    def __call__(self) -> None:
+        if self._is_done or not _answers(self._port):
+            return
+        self._is_done = True
+        key = self._folder / "api-key"
+        self._write(self._folder / "address.json", msgspec.json.encode({"url": self._url, "api_key_file": str(key)}))
+        _say(f"serving at {self._url}; the key is in {key}")
+
+
+def _answers(port: int) -> bool:
+    import http.client
+
+    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        asked.request("GET", "/health")
+        return asked.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        asked.close()
+
+
+# --- one process
+
+
+def _single(node: Node, environment: dict[str, str], write: WriteFile) -> int:
+    return _child(node, _windlass(*node.job.command), environment)
+
+
+def _array(node: Node, environment: dict[str, str], write: WriteFile) -> int:
+    """One value, or without a scheduler all of them in turn; the worst code."""
+    chosen = node.job.values if node.index is None else (node.job.values[node.index],)
+    codes: list[int] = []
+    for value in chosen:
+        words = filled(node.job.command, value)
+        _say(f"windlass {' '.join(words)}")
+        codes.append(_child(node, _windlass(*words), environment))
+    return max(codes)
+
+
+def filled(command: Sequence[str], value: str) -> list[str]:
+    return [word.replace(PLACE, value) for word in command]
+
+
+# --- the process
+
+
+def _child(
+    node: Node, argv: list[str], environment: dict[str, str], until: Path | None = None, look: Callable[[], None] = lambda: None
+) -> int:
+    """Runs it, passes signals on, and tells it to save when the file `warned` appears. `until`: a file that ends it."""
+    process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL)
+    passing = _passing(process)
+    warned, is_told, is_ended = Path(node.run) / "warned" if node.run else None, False, False
+    try:
+        while True:
+            try:
+                return _code(process.wait(SECONDS_BETWEEN_LOOKS))
+            except subprocess.TimeoutExpired:
+                pass
+            look()
+            if warned is not None and not is_told and warned.exists():
+                is_told = True
+                process.send_signal(signal.SIGUSR1 if node.job.kind == "train" else signal.SIGTERM)
+            if until is not None and not is_ended and until.exists():
+                is_ended = True
+                process.terminate()
+    finally:
+        for number, handler in passing.items():
+            signal.signal(number, handler)
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def _passing(process: subprocess.Popen[bytes]) -> dict[signal.Signals, object]:
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if process.poll() is None:
+            process.send_signal(number)
+
+    return {number: signal.signal(number, pass_on) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}  # type: ignore[misc]
+
+
+def _code(code: int) -> int:
+    return code if code >= 0 else 128 - code
