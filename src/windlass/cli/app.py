@@ -9,7 +9,8 @@ from windlass import __version__
 from windlass.cli.bench import command as bench
 from windlass.cli.convert import command as convert
 from windlass.cli.eval import command as eval_command
-from windlass.cli.fleet import launch, worker
+from windlass.cli.fleet import worker
+from windlass.cli.launch import command as launch
 from windlass.cli.models import command as models
 from windlass.cli.plan import command as plan
 from windlass.cli.run import command as run_command
@@ -47,8 +48,8 @@ app.command("run")(run_command.run)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("worker")(worker.worker)
-app.command("launch")(launch.launch)
 app.add_typer(eval_command.app, name="eval")
+app.add_typer(launch.app, name="launch")
 app.add_typer(models.app, name="models")
 app.add_typer(setup.app, name="setup")
 app.add_typer(train.app, name="train")

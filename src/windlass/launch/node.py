@@ -184,24 +184,58 @@ def _worker(node: Node, environment: dict[str, str], write: WriteFile) -> int:
 
 def _root(node: Node, environment: dict[str, str], write: WriteFile) -> int:
     workers = [_awaited(Path(node.run) / f"worker-{number}", host).decode() for number, host in enumerate(node.hosts) if number]
-    words, port = list(node.job.command), _option(node.job.command, "--port")
-    if port is None:
-        port = str(free_port(range(FIRST_SERVER_PORT, FIRST_SERVER_PORT + NUM_PORTS)))
-        words += ["--port", port]
     reached = node.own_address if workers else _host()
-    if _option(node.job.command, "--host") is None:
-        words += ["--host", "0.0.0.0", "--allow-host", _host(), *(["--allow-host", reached] if reached != _host() else [])]
-    if _option(node.job.command, "--api-key") is None:
-        words += ["--api-key", f"{node.settings.folder}/api-key"]
+    words = list(node.job.command)
     if workers:
         words += ["--workers", ",".join(workers), "--secret-file", f"{node.settings.folder}/secret"]
-    scheme = "https" if _option(node.job.command, "--tls-cert") else "http"
-    ready = _Ready(f"{scheme}://{reached}:{port}", int(port), Path(node.settings.folder), write)
+    server = _Server(words, Path(node.settings.folder), reached)
     try:
-        return _child(node, _windlass(*words), environment, look=ready)
+        return _child(node, _windlass(*server.words), environment, look=lambda: server.look(write))
     finally:
         (Path(node.run) / "root-ended").touch()
-        (Path(node.settings.folder) / "address.json").unlink(missing_ok=True)
+        server.ended()
+
+
+def run_server(
+    command: tuple[str, ...], settings: Settings, run: Path, write: WriteFile, argv: Callable[[tuple[str, ...]], list[str]]
+) -> int:
+    """A server whose root runs on this machine; `argv`: the command line for the words of `serve`."""
+    server = _Server(list(command), Path(settings.folder), _host())
+    job = Job(name="", command=tuple(server.words), kind="serve")
+    node = Node(job=job, settings=settings, number=0, hosts=(_host(),), run=str(run))
+    try:
+        return _child(node, argv(tuple(server.words)), dict(os.environ), look=lambda: server.look(write))
+    finally:
+        server.ended()
+
+
+class _Server:
+    """The options of `serve` that were left open, and the address, written into the job's folder once the server answers."""
+
+    def __init__(self, words: list[str], folder: Path, reached: str) -> None:
+        self.words, self._folder, self._is_up = words, folder, False
+        port = _option(words, "--port")
+        if port is None:
+            port = str(free_port(range(FIRST_SERVER_PORT, FIRST_SERVER_PORT + NUM_PORTS)))
+            words += ["--port", port]
+        if _option(words, "--host") is None:
+            words += ["--host", "0.0.0.0"]
+            words += [word for name in dict.fromkeys([_host(), reached]) for word in ("--allow-host", name)]
+        if _option(words, "--api-key") is None:
+            words += ["--api-key", str(folder / "api-key")]
+        self._port = int(port)
+        self._url = f"{'https' if _option(words, '--tls-cert') else 'http'}://{reached}:{port}"
+
+    def look(self, write: WriteFile) -> None:
+        if self._is_up or not _answers(self._port):
+            return
+        self._is_up = True
+        key = self._folder / "api-key"
+        write(self._folder / "address.json", msgspec.json.encode({"url": self._url, "api_key_file": str(key)}))
+        _say(f"serving at {self._url}; the key is in {key}")
+
+    def ended(self) -> None:
+        (self._folder / "address.json").unlink(missing_ok=True)
 
 
 def _option(words: Sequence[str], name: str) -> str | None:
@@ -211,21 +245,6 @@ def _option(words: Sequence[str], name: str) -> str | None:
         if word.startswith(f"{name}="):
             return word.partition("=")[2]
     return None
-
-
-class _Ready:
-    """Writes the server's address into the job's folder once it answers, and says it."""
-
-    def __init__(self, url: str, port: int, folder: Path, write: WriteFile) -> None:
-        self._url, self._port, self._folder, self._write, self._is_done = url, port, folder, write, False
-
-    def __call__(self) -> None:
-        if self._is_done or not _answers(self._port):
-            return
-        self._is_done = True
-        key = self._folder / "api-key"
-        self._write(self._folder / "address.json", msgspec.json.encode({"url": self._url, "api_key_file": str(key)}))
-        _say(f"serving at {self._url}; the key is in {key}")
 
 
 def _answers(port: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import zlib
 from collections.abc import Iterable
 
@@ -35,3 +36,7 @@ def is_free(port: int, address: str = "") -> bool:
         except OSError:
             return False
     return True
+
+
+if __name__ == "__main__":  # on another machine, over ssh: prints a port that is free there
+    print(free_port(meeting_ports(sys.argv[1])))

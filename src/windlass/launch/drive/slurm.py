@@ -96,7 +96,7 @@ class Slurm:
         with suppress(SchedulerFailed):
             answer = _run(["sacct", "-n", "-P", "-X", "-o", "State,ExitCode", "-j", record.id])
             if answer.strip():
-                return ended(*(answer.splitlines()[-1].split("|") + [""])[:2])
+                return ended(*[*answer.splitlines()[-1].split("|"), ""][:2])
         return ended(lines[-1].state, "") if lines else None
 
 

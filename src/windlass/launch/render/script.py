@@ -23,7 +23,6 @@ def env_file(settings: Settings) -> str:
     """Sourced on every node. Variables of the fabric are set there by `windlass launch node`, which sees it; each is logged with its reason."""
     lines = [
         "# Sourced on every node, before Windlass starts.",
-        f"unset {LEAKED}  # of the shell that submitted: ranks of another job would be bound by them",
         "export PYTHONUNBUFFERED=1  # lines reach the log when they are written",
     ]
     lines += [f"export {name}={quoted(value)}  # --env" for name, value in settings.env]

@@ -87,6 +87,7 @@ def _batch(job: Job, settings: Settings) -> str:
             *(directive(option) for option in directives(job, settings)),
             "",
             "set -u",
+            f"unset {script.LEAKED}  # of the shell that submitted: they would bind ranks",
             f"folder={quoted(settings.folder)}",
             "attempt=${SLURM_RESTART_COUNT:-0}",
             f'run="$folder/run-{_id(job)}-$attempt"',

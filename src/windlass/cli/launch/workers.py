@@ -1,4 +1,4 @@
-"""`windlass launch`: workers on other machines, started by ssh, until Ctrl-C or for the duration of one command."""
+"""`windlass launch workers`: workers on other machines, started by ssh, until Ctrl-C or for the duration of one command."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def launch(
     from windlass.launch.hostfile import parse_hostfile
     from windlass.launch.ssh import render
 
-    hosts = parse_hostfile(_read(hostfile), str(hostfile))
+    hosts = parse_hostfile(read_hosts(hostfile), str(hostfile))
     if dry_run:
         for host in hosts:
             print(shlex.join(render(host, python).argv))
@@ -69,7 +69,7 @@ def launch(
 launch.__doc__ = f"{launch.__doc__}\n\n{EXAMPLES}"
 
 
-def _read(file: Path) -> str:
+def read_hosts(file: Path) -> str:
     try:
         return file.read_text()
     except OSError as error:
