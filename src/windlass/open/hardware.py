@@ -22,9 +22,16 @@ def machines_like(hardware: Hardware, number: int) -> Hardware:
     """Several machines like this one, as a job over nodes has them."""
     import msgspec
 
+    from windlass.core.hardware.defaults import network_bandwidth, usual_latency
     from windlass.core.hardware.notation import describe
 
-    several = msgspec.structs.replace(hardware, nodes=hardware.nodes * number)
+    bandwidth = network_bandwidth(hardware.nodes)
+    several = msgspec.structs.replace(
+        hardware,
+        nodes=hardware.nodes * number,
+        network_bandwidth=bandwidth,
+        network_latency_seconds=usual_latency(bandwidth),
+    )
     return msgspec.structs.replace(several, description=describe(several))
 
 
