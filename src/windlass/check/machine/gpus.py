@@ -16,8 +16,6 @@ LEFT_OVER_BYTES = 850 * MIB
 HOT_CELSIUS = 84
 """Idle or not (facebookresearch/gcm)."""
 POWER_SHARE = 0.95
-CLOCK_SHARE = 0.5
-"""Of the maximum, under a load; below, something holds the clock down."""
 
 
 class GpuFacts(Frozen):
@@ -135,6 +133,8 @@ def _memory(gpu: GpuHealth, needs: Needs, host: str) -> Iterator[Check]:
 def _clocks(gpu: GpuHealth, host: str) -> Iterator[Check]:
     limit, usual = gpu.power_limit_watts, gpu.default_power_limit_watts
     if limit is not None and usual and limit < POWER_SHARE * usual:
-        yield warned("gpu clocks", f"GPU {gpu.index}: limited to {limit:.0f} W of {usual:.0f} W", "the default limit", f"nvidia-smi -i {gpu.index} -pl {usual:.0f}", host)  # fmt: skip
+        shown = f"GPU {gpu.index}: limited to {limit:.0f} W of {usual:.0f} W"
+        yield warned("gpu clocks", shown, "the default limit", f"nvidia-smi -i {gpu.index} -pl {usual:.0f}", host)
     if gpu.link_width and gpu.max_link_width and gpu.link_width < gpu.max_link_width:
-        yield warned("gpu clocks", f"GPU {gpu.index}: PCIe x{gpu.link_width} of x{gpu.max_link_width}", "full width", "reseat the card; it may also save power while idle", host)  # fmt: skip
+        shown = f"GPU {gpu.index}: PCIe x{gpu.link_width} of x{gpu.max_link_width}"
+        yield warned("gpu clocks", shown, "full width", "reseat the card; some cards also narrow the link while idle", host)
