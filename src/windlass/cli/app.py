@@ -7,6 +7,7 @@ import typer.main
 
 from windlass import __version__
 from windlass.cli.bench import command as bench
+from windlass.cli.check import command as check
 from windlass.cli.convert import command as convert
 from windlass.cli.eval import command as eval_command
 from windlass.cli.fleet import worker
@@ -47,6 +48,8 @@ app.command("convert")(convert.convert)
 app.command("run")(run_command.run)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("check")(check.check)
+app.command("check-agent", hidden=True)(check.agent)
 app.command("worker")(worker.worker)
 app.add_typer(eval_command.app, name="eval")
 app.add_typer(launch.app, name="launch")

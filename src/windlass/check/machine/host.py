@@ -12,6 +12,8 @@ from windlass.units import GIB, MIB, format_bytes, format_seconds
 
 LOCKED_BYTES = 16 * GIB
 """RDMA pins its buffers (AWS's health check warns below)."""
+LITTLE_SHM_BYTES = 32 * MIB
+"""Docker's default is 64 MiB."""
 OPEN_FILES = 4096
 SKEW_SECONDS = 0.05
 """node-mixin's alert."""
@@ -83,17 +85,14 @@ def _swap(facts: HostFacts, host: str) -> Iterator[Check]:
 
 
 def _shm(facts: HostFacts, needs: Needs, host: str) -> Check:
+    """Ranks of one machine share memory there; one process alone needs little."""
     shown = f"{format_bytes(facts.shm_free_bytes)} free of {format_bytes(facts.shm_total_bytes)}"
-    needed = max(needs.shm_bytes, 64 * MIB)
-    if facts.shm_free_bytes < needed:
-        return failed(
-            "/dev/shm",
-            shown,
-            format_bytes(needed),
-            "ranks of one machine share memory there: remove old files, or start the container with --shm-size=8g or --ipc=host",
-            host,
-        )
-    return passed("/dev/shm", shown, format_bytes(needed), host)
+    remedy = "remove old files there, or start the container with --shm-size=8g or --ipc=host"
+    if facts.shm_free_bytes < needs.shm_bytes:
+        return failed("/dev/shm", shown, format_bytes(needs.shm_bytes), remedy, host)
+    if facts.shm_free_bytes < LITTLE_SHM_BYTES:
+        return warned("/dev/shm", shown, format_bytes(LITTLE_SHM_BYTES), remedy, host)
+    return passed("/dev/shm", shown, format_bytes(needs.shm_bytes) if needs.shm_bytes else "", host)
 
 
 def _limits(facts: HostFacts, needs: Needs, has_rdma: bool, host: str) -> Iterator[Check]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from windlass.check.report import Report
 
 SKIP = "WINDLASS_SKIP_CHECK"
+STOPPING = ("gpus", "disk room", "ram", "/dev/shm")
+"""Checks without which nothing can start; what else fails is said, and may still work (an XID of last week)."""
 
 
 class CheckFailed(Error):
@@ -32,7 +34,7 @@ def quick_report(needs: Needs, folder: Path) -> Report:
 
 
 def check_before(command: str, folder: Path | None = None, num_gpus: int = 0, num_machines: int = 1, shown: bool = True) -> None:
-    """One line on standard error. Raises CheckFailed for what would fail; WINDLASS_SKIP_CHECK=1 leaves it out."""
+    """One line on standard error. Raises CheckFailed for what cannot start; WINDLASS_SKIP_CHECK=1 leaves it out."""
     if os.environ.get(SKIP):
         return
     from windlass.check.needs import Needs
@@ -40,7 +42,7 @@ def check_before(command: str, folder: Path | None = None, num_gpus: int = 0, nu
 
     report = quick_report(Needs(num_gpus=num_gpus, num_machines=num_machines), folder or Path.cwd())
     line = one_line(report)
-    if report.state == "fail":
+    if any(row.state == "fail" and row.name in STOPPING for row in report.checks):
         raise CheckFailed(f"{line}; {SKIP}=1 starts `{command}` anyway")
     if shown or report.state != "pass":
         print(line, file=sys.stderr)

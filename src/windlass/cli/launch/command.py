@@ -255,3 +255,24 @@ def supervise(folder: Path = typer.Argument(...), run: Path = typer.Option(...))
     from windlass.cli.launch.node import supervise_ssh
 
     return supervise_ssh(folder, run)
+
+
+@app.command()
+def init(
+    hosts: str = typer.Option("", metavar="node[001-004],...", help="Machines for ssh. Default: Slurm's nodes."),
+    slots: int = typer.Option(0, metavar="N", min=0, help="Processes or GPUs of each machine."),
+    disk: Path | None = typer.Option(None, metavar="DIR", help="Folder on a local disk. Default: the largest that is found."),
+    scheduler: str = typer.Option("", metavar="slurm|pbs", help="Default: the one that is installed."),
+    partition: str = typer.Option("", metavar="P"),
+    account: str = typer.Option("", metavar="A"),
+    key: Path | None = typer.Option(None, metavar="FILE", help="The ssh key. Default: ~/.ssh/id_ed25519."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be changed."),
+) -> int:
+    """Set a cluster up: prerequisites, local disks, network, hostfile, ssh keys, connectivity, settings, a job script. Can be run again."""
+    from windlass.cli.launch.init import InitOptions, run_init
+
+    options = InitOptions(
+        hosts=hosts, slots=slots, disk=disk, scheduler=scheduler, partition=partition, account=account, key=key, yes=yes, dry_run=dry_run
+    )  # fmt: skip
+    return run_init(options)

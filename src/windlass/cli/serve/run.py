@@ -62,10 +62,12 @@ def start(options: ServeOptions) -> int:
     _check(options)
     # Prompts arrive one by one, so its threads are of no use; and with them it warns whenever an engine process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from windlass.cli.check.quick import check_before
     from windlass.open.resolve import model_files
     from windlass.serve.server import bind, check_tls
 
     settings = settings_of(options)
+    check_before("serve", shown=not options.quiet)
     check_tls(settings)
     listening = bind(settings)
     with listening:

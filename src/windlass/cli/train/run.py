@@ -40,9 +40,16 @@ def run_recipe(path: Path, options: TrainOptions) -> int:
     if options.plan_only:
         return 0
     _need_torch()
+    _check_machine(run_folder(path, recipe, options.out), options)
     if options.nproc == 1 and not options.max_restarts and num_nodes(options)[1] == 1:
         return _train(path, recipe, options, plan)
     return _train_in_workers(path, recipe, options, plan)
+
+
+def _check_machine(folder: Path, options: TrainOptions) -> None:
+    from windlass.cli.check.quick import check_before
+
+    check_before("train run", folder, num_machines=num_nodes(options)[1], shown=not options.as_json)
 
 
 def run_folder(path: Path, recipe: Recipe, out: Path | None) -> Path:

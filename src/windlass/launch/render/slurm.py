@@ -155,9 +155,8 @@ def _requeue(job: Job, settings: Settings) -> list[str]:
     return [
         f'if [ "$code" -eq 75 ] && [ -e "$run/warned" ] && [ "$attempt" -lt {settings.max_requeues} ]; then',
         '    echo "windlass: saved; the job goes back to the queue"',
-        '    touch "$run/requeued"',
-        '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',
-        '    rm -f "$run/requeued"',
+        "    trap '' TERM USR1  # of the requeue itself",
+        '    if scontrol requeue "$SLURM_JOB_ID"; then sleep 60; exit 75; fi',
         '    echo "windlass: it cannot be requeued from this node; submit it again: sbatch $folder/job.sh"',
         "fi",
     ]
