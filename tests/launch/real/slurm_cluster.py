@@ -92,7 +92,12 @@ class Slurm:
     def _start(self, name: str, argv: list[str]) -> None:
         with (self.folder / f"{name}.out").open("wb") as out:
             self.processes[name] = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=os.environ | {"SLURM_CONF": str(self.conf)}, process_group=0
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=os.environ | {"SLURM_CONF": str(self.conf)},
+                process_group=0,
             )
 
     def start_node(self, name: str) -> None:

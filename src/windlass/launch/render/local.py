@@ -20,7 +20,7 @@ def render(job: Job, settings: Settings) -> Rendered:
 def _batch(job: Job, settings: Settings) -> str:
     return "\n".join(
         [
-            script.HEADER.rstrip(),
+            *script.header(settings),
             script.shown_command(job),
             "set -u",
             f"folder={quoted(settings.folder)}",

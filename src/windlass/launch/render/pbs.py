@@ -65,7 +65,7 @@ def _torque_resources(job: Job, settings: Settings) -> list[str]:
 def _batch(job: Job, settings: Settings) -> str:
     return "\n".join(
         [
-            script.HEADER.rstrip(),
+            *script.header(settings),
             script.shown_command(job),
             *(f"#PBS {option}" for option in directives(job, settings)),
             "",
@@ -81,7 +81,7 @@ def _batch(job: Job, settings: Settings) -> str:
             "",
             *_start(job, settings),
             "step=$!",
-            script.TRAPS,
+            script.TRAPS if job.num_nodes == 1 else script.FILE_TRAPS,  # pbsdsh passes no signals on, and would end
             *_timer(job, settings),
             script.WAIT,
             *(['kill "$timer" 2>/dev/null'] if _has_timer(job, settings) else []),
@@ -123,11 +123,8 @@ def _timer(job: Job, settings: Settings) -> list[str]:
         return []
     assert settings.time_seconds is not None
     seconds = settings.time_seconds - settings.warning_seconds
-    several = job.num_nodes > 1
-    lines = [f"# PBS sends no warning: {settings.warning_seconds} s before the limit this shell is told by its own timer."]
-    if several:
-        lines.append("# pbsdsh passes no signals on: the nodes see the file `warned` in the run's folder.")
-    return [*lines, f"(sleep {seconds} && kill -USR1 $$) &", "timer=$!"]
+    why = f"# PBS sends no warning: {settings.warning_seconds} s before the limit this shell is told by its own timer."
+    return [why, f"(sleep {seconds} && kill -USR1 $$) &", "timer=$!"]
 
 
 def _again(job: Job, settings: Settings) -> list[str]:

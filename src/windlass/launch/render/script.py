@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 
@@ -15,8 +16,17 @@ HEADER = "#!/bin/bash\n# Written by `windlass launch`; read it, change it, and s
 LEAKED = "SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_MEM_BIND SLURM_DISTRIBUTION PMIX_RANK"
 
 
+def header(settings: Settings) -> list[str]:
+    """Names with quotes in them are meant so."""
+    odd = any(letter in settings.folder + settings.workdir for letter in "\"'\\")
+    return [HEADER.rstrip(), *(["# shellcheck disable=SC2089,SC2090"] if odd else [])]
+
+
 def quoted(value: str) -> str:
-    return shlex.quote(value)
+    """For bash, in double quotes: people read these scripts, and a quote inside single ones is a riddle."""
+    if shlex.quote(value) == value:
+        return value
+    return '"' + re.sub(r'([\\"$`])', r"\\\1", value) + '"'
 
 
 def env_file(settings: Settings) -> str:
@@ -33,7 +43,7 @@ def node_file(settings: Settings, number: Iterable[str]) -> str:
     """Runs on every node: `node.sh RUN`. `number`: lines that set `node`, counted from 0, and perhaps `rank`."""
     return "\n".join(
         [
-            HEADER.rstrip(),
+            *header(settings),
             "set -u",
             'run="$1"',
             f"folder={quoted(settings.folder)}",
@@ -67,6 +77,8 @@ done
 [ "$code" -eq 0 ] && [ -e "$run/stopped" ] && code=75  # saved and stopped"""
 
 TRAPS = """trap 'touch "$run/warned"; kill -USR1 "$step" 2>/dev/null' USR1  # the time limit is near: save and stop
+trap 'kill -TERM "$step" 2>/dev/null' TERM INT"""
+FILE_TRAPS = """trap 'touch "$run/warned"' USR1  # the nodes look for this file: save and stop
 trap 'kill -TERM "$step" 2>/dev/null' TERM INT"""
 
 RECORD = """printf '{"code": %d, "ended": %d}\\n' "$code" "$(date +%s)" > "$run/.exit.part" && mv "$run/.exit.part" "$run/exit.json\""""

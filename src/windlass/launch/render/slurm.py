@@ -82,7 +82,7 @@ def directive(option: str) -> str:
 def _batch(job: Job, settings: Settings) -> str:
     return "\n".join(
         [
-            script.HEADER.rstrip(),
+            *script.header(settings),
             script.shown_command(job),
             *(directive(option) for option in directives(job, settings)),
             "",

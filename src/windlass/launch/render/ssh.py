@@ -71,7 +71,7 @@ def _commands(job: Job, settings: Settings, hosts: tuple[SshHost, ...]) -> str:
 def _supervisor(job: Job, settings: Settings) -> str:
     return "\n".join(
         [
-            script.HEADER.rstrip(),
+            *script.header(settings),
             script.shown_command(job),
             "set -u",
             f"folder={quoted(settings.folder)}",
