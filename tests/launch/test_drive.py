@@ -85,7 +85,8 @@ QSTAT = """Job Id: 12.server
 
 
 @pytest.mark.parametrize(
-    ("letter", "code", "state"), [("Q", 0, "waiting"), ("R", 0, "running"), ("F", 0, "done"), ("F", 75, "stopped"), ("C", -29, "failed")]
+    ("letter", "code", "state"),
+    [("Q", 0, "waiting"), ("R", 0, "running"), ("F", 0, "done"), ("F", 75, "stopped"), ("C", -29, "failed")],
 )
 def test_qstat(letter: str, code: int, state: str) -> None:
     found = pbs.parse_job(QSTAT.format(state=letter, code=code))
@@ -221,6 +222,9 @@ def test_a_local_job_from_launch_to_cancel(tmp_path: Path, monkeypatch: pytest.M
     until(lambda: not Path(f"/proc/{pid}").exists())
     assert json.loads(windlass("launch", "status", "wait", "--json", code=1))["state"] == "cancelled"
     assert "no longer listed" in windlass("launch", "forget", "wait")
-    assert "job 'wait'" in subprocess.run(
-        [sys.executable, "-m", "windlass", "launch", "status", "wait"], capture_output=True, text=True, check=False
-    ).stderr
+    assert (
+        "job 'wait'"
+        in subprocess.run(
+            [sys.executable, "-m", "windlass", "launch", "status", "wait"], capture_output=True, text=True, check=False
+        ).stderr
+    )
