@@ -22,7 +22,7 @@ HOST = HostFacts(
     host="n1", kernel="6.1.0", python="3.11.7", cpu_model="EPYC", num_cores=64, num_machine_cpus=128, instructions=("avx2", "fma"),
     num_numa_nodes=2, ram_free_bytes=1900 * GIB, ram_total_bytes=2000 * GIB, swap_used_bytes=0, swap_total_bytes=8 * GIB,
     shm_free_bytes=900 * GIB, shm_total_bytes=1000 * GIB, max_locked_bytes=None, max_open_files=65536, load_per_cpu=0.1,
-    epoch_seconds=1.0, clock_synchronized=True, packages={"windlass": "0.1.0", "torch": "2.13.0"}, environment={},
+    epoch_seconds=1.0, packages={"windlass": "0.1.0", "torch": "2.13.0"}, environment={},
 )  # fmt: skip
 PORTS = tuple(
     HcaPort(device=f"mlx5_{number}", port=1, state="ACTIVE", link_layer="InfiniBand", gigabits=400.0) for number in range(8)

@@ -290,8 +290,8 @@ def _child(
 ) -> int:
     """Runs it, passes signals on, and tells it to save when the file `warned` appears. `until`: a file that ends it."""
     process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL)
-    passing = _passing(process)
-    warned, is_told, is_ended = Path(node.run) / "warned" if node.run else None, False, False
+    warning = signal.SIGUSR1 if node.job.kind == "train" else signal.SIGTERM
+    telling = _Telling(process)
     try:
         while True:
             try:
@@ -299,26 +299,39 @@ def _child(
             except subprocess.TimeoutExpired:
                 pass
             look()
-            if warned is not None and not is_told and warned.exists():
-                is_told = True
-                process.send_signal(signal.SIGUSR1 if node.job.kind == "train" else signal.SIGTERM)
-            if until is not None and not is_ended and until.exists():
-                is_ended = True
-                process.terminate()
+            if node.run and (Path(node.run) / "warned").exists():
+                telling.tell(warning)
+            if until is not None and until.exists():
+                telling.tell(signal.SIGTERM)
     finally:
-        for number, handler in passing.items():
-            signal.signal(number, handler)
+        telling.close()
         if process.poll() is None:
             process.terminate()
             process.wait()
 
 
-def _passing(process: subprocess.Popen[bytes]) -> dict[signal.Signals, object]:
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        if process.poll() is None:
-            process.send_signal(number)
+class _Telling:
+    """Passes signals on to a process, each kind once: a warning that comes as a signal and as a file would end a rank that is just leaving."""
 
-    return {number: signal.signal(number, pass_on) for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)}  # type: ignore[misc]
+    SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process, self._told = process, set[int]()
+        self._before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._told.discard(number)  # a second Ctrl-C ends at once
+        self.tell(number)
+
+    def tell(self, number: int) -> None:
+        if number not in self._told and self._process.poll() is None:
+            self._told.add(number)
+            self._process.send_signal(number)
+
+    def close(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def _code(code: int) -> int:

@@ -52,7 +52,6 @@ class HostFacts(Frozen):
     max_open_files: int
     load_per_cpu: float
     epoch_seconds: float
-    clock_synchronized: bool | None
     packages: dict[str, str]
     environment: dict[str, str]
     """Of NCCL, PyTorch, CUDA, gloo and MPI."""
@@ -82,7 +81,6 @@ def read_host(read: ReadText = read_text) -> HostFacts:
         max_open_files=2**31 if files == UNLIMITED else files,
         load_per_cpu=os.getloadavg()[0] / (os.cpu_count() or 1),
         epoch_seconds=time.time(),
-        clock_synchronized=clock_is_synchronized(),
         packages=package_versions(),
         environment=collective_environment(dict(os.environ)),
     )
@@ -99,23 +97,6 @@ def _usage(folder: str) -> tuple[int, int]:
         usage = shutil.disk_usage(folder)
         return usage.free, usage.total
     return 0, 0
-
-
-STA_UNSYNC = 0x40
-"""linux/timex.h"""
-
-
-def clock_is_synchronized() -> bool | None:
-    """As the kernel knows it from NTP; None: it cannot be asked."""
-    import ctypes
-
-    adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
-    if adjtimex is None:
-        return None
-    buffer = (ctypes.c_long * 64)()  # struct timex: modes, offset, freq, maxerror, esterror, status, ...
-    if adjtimex(buffer) < 0:
-        return None
-    return not buffer[5] & STA_UNSYNC
 
 
 def package_versions() -> dict[str, str]:
