@@ -7,10 +7,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-NETWORK = "10.201.0"
-CONTROL = f"{NETWORK}.254"
-"""This machine, on the bridge."""
-
 
 def missing() -> str:
     """Why it cannot be had here; empty if it can."""
@@ -25,14 +21,16 @@ def run(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 
 class Hosts:
-    """`names` get the addresses 10.201.0.1 and on."""
+    """`names` get the addresses 10.x.y.1 and on, in a network of this process's own; this machine has the last but one."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
         self.names, self._tag = names, f"{os.getpid() % 10000}"
         self.bridge = f"wb{self._tag}"
-        self.addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, start=1)}
+        network = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+        self.control = f"{network}.254"
+        self.addresses = {name: f"{network}.{number}" for number, name in enumerate(names, start=1)}
         self.hosts_file = folder / "hosts-file"
-        lines = ["127.0.0.1 localhost", f"{CONTROL} {os.uname().nodename} control"]
+        lines = ["127.0.0.1 localhost", f"{self.control} {os.uname().nodename} control"]
         self.hosts_file.write_text("\n".join([*lines, *(f"{address} {name}" for name, address in self.addresses.items())]) + "\n")
         self._make()
 
@@ -41,7 +39,7 @@ class Hosts:
 
     def _make(self) -> None:
         run("ip", "link", "add", self.bridge, "type", "bridge")
-        run("ip", "addr", "add", f"{CONTROL}/24", "dev", self.bridge)
+        run("ip", "addr", "add", f"{self.control}/24", "dev", self.bridge)
         run("ip", "link", "set", self.bridge, "up")
         for number, (name, address) in enumerate(self.addresses.items(), start=1):
             space, peer = self.namespace(name), f"wp{self._tag}{number}"
@@ -51,7 +49,7 @@ class Hosts:
             run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             run("ip", "-n", space, "link", "set", "eth0", "up")
             run("ip", "-n", space, "link", "set", "lo", "up")
-            run("ip", "-n", space, "route", "add", "default", "via", CONTROL)
+            run("ip", "-n", space, "route", "add", "default", "via", self.control)
 
     def inside(self, name: str, *words: str) -> list[str]:
         """A command line that runs there: own network, host name and /etc/hosts; the same files otherwise."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hosts_on_one_box import CONTROL, Hosts, run
+from hosts_on_one_box import Hosts, run
 from hosts_on_one_box import missing as no_hosts
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol")
@@ -66,7 +66,12 @@ class Slurm:
             for name in names
         ]
         text = CONF.format(
-            control=os.uname().nodename, address=CONTROL, port=port, folder=folder, nodes="\n".join(nodes), names=",".join(names)
+            control=os.uname().nodename,
+            address=self.hosts.control,
+            port=port,
+            folder=folder,
+            nodes="\n".join(nodes),
+            names=",".join(names),
         )
         self.conf.write_text(text)
         (folder / "state").mkdir()

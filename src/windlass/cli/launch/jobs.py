@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from windlass.launch.drive.state import JobState, Record
 
 SECONDS_BETWEEN_LOOKS = 1.0
+CANCELLED = "cancelled"
+"""A file of the job's folder: a server that is told to end says that it ended well."""
 COLUMNS = ("job", "scheduler", "state", "nodes", "since", "address", "log")
 
 
@@ -25,9 +27,11 @@ def state_of(record: Record) -> JobState:
     from windlass.launch.drive.state import JobState
 
     try:
-        return driver_of(record.scheduler).state(record)
+        found = driver_of(record.scheduler).state(record)
     except Error as error:
         return JobState(state="unknown", reason=str(error))
+    was_cancelled = (Path(record.folder) / CANCELLED).exists()
+    return JobState(state="cancelled") if was_cancelled and found.state in ("done", "failed", "unknown") else found
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -159,6 +163,7 @@ def cancel(name: str) -> int:
     if before.is_final:
         print(f"{record.name} had ended: {before.state}")
         return 0
+    (Path(record.folder) / CANCELLED).touch()
     driver_of(record.scheduler).cancel(record)
     print(f"{record.name} is cancelled")
     return 0
