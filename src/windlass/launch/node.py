@@ -227,7 +227,7 @@ class _Server:
         self._url = f"{'https' if _option(words, '--tls-cert') else 'http'}://{reached}:{port}"
 
     def look(self, write: WriteFile) -> None:
-        if self._is_up or not _answers(self._port):
+        if self._is_up or not _answers(self._port, self._url.partition("//")[2]):
             return
         self._is_up = True
         key = self._folder / "api-key"
@@ -247,12 +247,13 @@ def _option(words: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _answers(port: int) -> bool:
+def _answers(port: int, name: str) -> bool:
+    """`name`: HOST:PORT as clients write it; a server refuses names that are not its own."""
     import http.client
 
     asked = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
-        asked.request("GET", "/health")
+        asked.request("GET", "/health", headers={"Host": name})
         return asked.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False

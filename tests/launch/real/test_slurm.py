@@ -1,4 +1,4 @@
-"""A real Slurm with three nodes on one machine: serving, training past a time limit, an array, cancelling, a node that is drained and one that is lost."""
+"""A real Slurm with three nodes on one machine: serving, training past a time limit, an array, cancelling, nodes drained and lost."""
 
 from __future__ import annotations
 
