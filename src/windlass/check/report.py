@@ -63,7 +63,10 @@ def failed(name: str, measured: str, needed: str, remedy: str, host: str = "") -
 
 
 def worst(states: Iterable[State]) -> State:
-    return max(states, key=ORDER.__getitem__, default="pass")
+    found: State = "pass"
+    for state in states:
+        found = state if ORDER[state] > ORDER[found] else found
+    return found
 
 
 def grouped(checks: Iterable[Check]) -> list[Group]:

@@ -51,9 +51,13 @@ class Hosts:
             run("ip", "-n", space, "link", "set", "lo", "up")
             run("ip", "-n", space, "route", "add", "default", "via", self.control)
 
-    def inside(self, name: str, *words: str) -> list[str]:
-        """A command line that runs there: own network, host name and /etc/hosts; the same files otherwise."""
-        script = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
+    def inside(self, name: str, *words: str, own_sys: bool = False) -> list[str]:
+        """A command line that runs there: own network, host name and /etc/hosts; the same files otherwise.
+
+        `own_sys`: a /sys that shows this host's interfaces, and no cgroups."""
+        script = (
+            "mount -t sysfs none /sys && " if own_sys else ""
+        ) + 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
         enter = ["nsenter", f"--net=/run/netns/{self.namespace(name)}", "unshare", "--uts", "--mount", "sh", "-c", script, "host"]
         return [*enter, str(self.hosts_file), name, *words]
 

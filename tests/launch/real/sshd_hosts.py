@@ -58,7 +58,7 @@ class SshHosts:
             _await(address)
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
-        argv = self.hosts.inside(name, "/usr/sbin/sshd", "-D", "-e", "-f", str(self.folder / "sshd_config"))
+        argv = self.hosts.inside(name, "/usr/sbin/sshd", "-D", "-e", "-f", str(self.folder / "sshd_config"), own_sys=True)
         with (self.folder / f"sshd-{name}.log").open("wb") as log:
             return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0)
 

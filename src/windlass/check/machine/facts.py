@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import msgspec
+
 from windlass.check.machine.gpus import GpuFacts, judge_gpus
 from windlass.check.machine.host import judge_host
 from windlass.check.needs import Needs
@@ -42,9 +44,5 @@ def _torch() -> tuple[int, str]:
 
 def judge_machine(facts: MachineFacts, needs: Needs, host: str = "") -> list[Check]:
     """`host`: its name in the report; without one, the machine's own."""
-    named = facts.host if not host else HostFacts(**{**_fields(facts.host), "host": host})
+    named = facts.host if not host else msgspec.structs.replace(facts.host, host=host)
     return [*judge_gpus(facts.gpus, needs, named.host), *judge_host(named, needs, has_rdma=bool(facts.fabric.active_ports))]
-
-
-def _fields(facts: HostFacts) -> dict[str, object]:
-    return {name: getattr(facts, name) for name in facts.__struct_fields__}

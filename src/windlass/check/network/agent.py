@@ -17,7 +17,7 @@ import msgspec
 
 from windlass.check.machine.disk import SharedFacts
 from windlass.check.machine.facts import read_machine
-from windlass.machine.disk_check import measure_disk
+from windlass.machine.disk_check import DiskFacts, measure_disk
 
 CONNECT_SECONDS = 3.0
 PINGS = 20
@@ -46,12 +46,12 @@ class Agent:
     def __init__(self) -> None:
         self._listening: list[socket.socket] = []
         self._answers: dict[str, Callable[..., Any]] = {
-            "facts": lambda full=False: read_machine(full=full),
-            "clock": lambda: time.time(),
+            "facts": read_machine,
+            "clock": time.time,
             "listen": self._listen,
             "connect": connect,
             "bandwidth": bandwidth,
-            "disk": lambda folder: measure_disk(Path(folder)),
+            "disk": _disk,
             "mark": mark,
             "look": look,
             "unmark": unmark,
@@ -149,6 +149,10 @@ def bandwidth(host: str, port: int, num_bytes: int = BYTES) -> float:
         link.shutdown(socket.SHUT_WR)
         link.recv(64)
         return sent / (time.perf_counter() - began)
+
+
+def _disk(folder: str) -> DiskFacts:
+    return measure_disk(Path(folder))
 
 
 # --- shared storage

@@ -105,8 +105,8 @@ def judge_bandwidth(found: Sequence[Measured], needed: float = 0.0) -> list[Chec
 
 def _in_all(pairs: Sequence[set[str]]) -> str:
     """The one machine that all slow pairs have."""
-    common = set.intersection(*pairs) if pairs else set[str]()
-    return common.pop() if len(common) == 1 else ""
+    common = [name for name in pairs[0] if all(name in pair for pair in pairs)] if pairs else []
+    return common[0] if len(common) == 1 else ""
 
 
 def judge_all_reduce(

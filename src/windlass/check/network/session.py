@@ -63,7 +63,8 @@ class _Link:
         assert self._process.stderr is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
-        lines = self._process.stderr.read().strip().splitlines() if self._process.poll() is not None else []
+        said = str(self._process.stderr.read()) if self._process.poll() is not None else ""
+        lines = said.strip().splitlines()
         return lines[-1] if lines else "the connection ended"
 
     def close(self) -> None:
