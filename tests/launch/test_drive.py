@@ -18,7 +18,7 @@ from windlass.launch.drive.process import is_alive, start_time
 from windlass.launch.drive.state import JobState, Record, ended_state, exit_of, runs_of
 from windlass.launch.init import expand_hosts, hostfile_lines
 from windlass.launch.job import Job
-from windlass.launch.node import filled
+from windlass.launch.node import filled, vllm_words
 from windlass.launch.ports import free_port, meeting_ports
 from windlass.launch.registry import all_jobs, find_job, new_name, remember
 
@@ -157,6 +157,13 @@ def test_a_pid_that_is_used_again_is_not_our_job() -> None:
 
 
 # --- small things
+
+
+def test_other_nodes_of_vllm_get_the_model_and_the_plan() -> None:
+    assert vllm_words(("serve", "./M", "--engine", "vllm", "--plan", "p.json")) == ["./M", "--plan", "p.json"]
+    assert vllm_words(("serve", "./M", "--engine", "vllm", "--plan=p.json")) == ["./M", "--plan", "p.json"]
+    with pytest.raises(BadInput, match="needs a plan"):
+        vllm_words(("serve", "./M", "--engine", "vllm"))
 
 
 def test_values_go_where_the_braces_are() -> None:

@@ -168,7 +168,29 @@ def _awaited(file: Path, whose: str) -> bytes:
 
 
 def _serve(node: Node, environment: dict[str, str], write: WriteFile) -> int:
+    if len(node.hosts) > 1 and _option(node.job.command, "--engine") == "vllm":
+        return _vllm(node, environment, write)
     return _root(node, environment, write) if node.number == 0 else _worker(node, environment, write)
+
+
+def _vllm(node: Node, environment: dict[str, str], write: WriteFile) -> int:
+    """vLLM's own launch over several nodes: the first serves, the others run without an API. When one ends, all do."""
+    meeting = _meet(node, write)
+    environment = environment | {"WINDLASS_VLLM_MASTER": f"{meeting.address}:{meeting.port}"}
+    if node.number:
+        words = ["launch", "vllm-node", *vllm_words(node.job.command), "--node", str(node.number)]
+        return _child(node, _windlass(*words), environment, until=Path(node.run) / "root-ended")
+    return _listening(node, list(node.job.command), node.own_address, environment, write)
+
+
+def vllm_words(command: Sequence[str]) -> list[str]:
+    """What the other nodes must know of `serve MODEL --engine vllm --plan FILE`."""
+    plan = _option(command, "--plan")
+    if plan is None:
+        raise BadInput(
+            "vLLM over several nodes needs a plan for them: `windlass plan MODEL --engine vllm --on ... --save plan.json`"
+        )
+    return [command[1], "--plan", plan]
 
 
 def _worker(node: Node, environment: dict[str, str], write: WriteFile) -> int:
@@ -188,6 +210,10 @@ def _root(node: Node, environment: dict[str, str], write: WriteFile) -> int:
     words = list(node.job.command)
     if workers:
         words += ["--workers", ",".join(workers), "--secret-file", f"{node.settings.folder}/secret"]
+    return _listening(node, words, reached, environment, write)
+
+
+def _listening(node: Node, words: list[str], reached: str, environment: dict[str, str], write: WriteFile) -> int:
     server = _Server(words, Path(node.settings.folder), reached)
     try:
         return _child(node, _windlass(*server.words), environment, look=lambda: server.look(write))

@@ -249,6 +249,14 @@ def node(
     return run_on_node(folder, run, node, meeting, index)
 
 
+@app.command("vllm-node", hidden=True)
+def vllm_node(model: str = typer.Argument(...), plan: Path = typer.Option(...), node: int = typer.Option(..., min=1)) -> int:
+    """vLLM on a node that serves no API; scripts call it."""
+    from windlass.cli.launch.node import run_vllm_node
+
+    return run_vllm_node(model, plan, node)
+
+
 @app.command(hidden=True)
 def supervise(folder: Path = typer.Argument(...), run: Path = typer.Option(...)) -> int:
     """Holds the connections of a job over ssh; its script calls it."""

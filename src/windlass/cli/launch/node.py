@@ -57,3 +57,19 @@ def _array_index(run: str) -> int | None:
     if not given and run and (Path(run) / "index").is_file():
         given = (Path(run) / "index").read_text().strip()
     return int(given) if given.isdecimal() else None
+
+
+def run_vllm_node(model: str, plan: Path, node: int) -> int:
+    """In the foreground; a signal ends vLLM and its ranks."""
+    import signal
+    import subprocess
+
+    from windlass.open.plan import read_plan
+    from windlass.open.resolve import model_files
+    from windlass.open.vllm.start import served_model, vllm_command
+
+    command = vllm_command(read_plan(plan), served_model(model_files(model, shown=False)), node=node)
+    process = subprocess.Popen([*command.argv], env=os.environ | command.env)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: process.terminate())
+    return process.wait()
