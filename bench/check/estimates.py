@@ -1,6 +1,6 @@
 """What `windlass check --full` predicts, against what then happens: 50 examples of a task, and a training run.
 
-    python bench/check/estimates.py [--task lists] [--recipe RECIPE.toml] [--rounds 3]
+python bench/check/estimates.py [--task lists] [--recipe RECIPE.toml] [--rounds 3]
 """
 
 from __future__ import annotations

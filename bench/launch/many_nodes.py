@@ -25,9 +25,9 @@ from windlass.check.needs import Needs
 from windlass.check.network.judge import Measured, Reached, judge_bandwidth, judge_fabric, judge_reach, judge_work
 from windlass.check.report import Report
 from windlass.cli.check.table import table
-from windlass.cli.launch.submit import render_job
 from windlass.launch.hostfile import parse_hostfile
 from windlass.launch.job import Job, Settings
+from windlass.launch.render.choose import render_job
 
 
 def timed(name: str, call: Callable[[], Any]) -> Any:

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from windlass.bundled.models import find_bundled
 from windlass.check.model.estimate import Line, evaluation_times, example_seconds, line_through, training_seconds
-from windlass.check.model.files import FileFacts, judge_files, known_digests, read_files
+from windlass.check.model.files import FileFacts, judge_files
 from windlass.check.model.generation import GenerationFacts, judge_generation
 from windlass.check.model.recipe import DataFacts, DrillFacts, judge_data, judge_drill
 from windlass.check.report import Check
 from windlass.cli.check.recipe import times_of
+from windlass.open.checkpoint_files import known_digests, read_files
 
 pytestmark = pytest.mark.pure
 

@@ -1,4 +1,4 @@
-"""Parses a hostfile: one machine per line, as ssh knows it, with options. Pure.
+"""Parses a hostfile: one machine per line, as ssh knows it, with options.
 
 # name [key=value ...]
 10.0.0.7
@@ -13,6 +13,7 @@ import ipaddress
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -70,6 +71,19 @@ def parse_hostfile(text: str, source: str = "the hostfile") -> tuple[SshHost, ..
         raise BadInput(f"{source} names no machine; write one per line, as ssh knows it")
     _check_different(hosts, source)
     return tuple(hosts)
+
+
+def read_hosts(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise BadInput(f"the hostfile {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"the hostfile {file} is not a text file") from None
+
+
+def load_hostfile(file: Path) -> tuple[SshHost, ...]:
+    return parse_hostfile(read_hosts(file), str(file))
 
 
 def workers_of(hosts: Sequence[SshHost]) -> str:

@@ -125,7 +125,16 @@ def test_training_over_ssh_and_cancelling_leaves_nothing(place: Path, hosts: ssh
     import tiny_run
 
     recipe = tiny_run.make(place)
-    small = ["--set", "batch.micro_batch=4", "--set", "checkpoint.interval_steps=50", "--set", "validation.samples=4"]
+    small = [
+        "--set",
+        "batch.micro_batch=4",
+        "--set",
+        "checkpoint.interval_steps=50",
+        "--set",
+        "validation.samples=4",
+        "--set",
+        "schedule.warmup_steps=2",
+    ]
     words = ["launch", "ssh", "--hostfile", place / "hosts", "--nodes", "2"]
     windlass(
         *words,

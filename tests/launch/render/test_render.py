@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.cli.launch.submit import render_job
 from windlass.errors import BadInput, UnknownName
 from windlass.launch.job import Job, Rendered, Settings, as_name, kind_of
 from windlass.launch.node import read_description
+from windlass.launch.render.choose import render_job
 from windlass.launch.render.slurm import directive, directives, time_limit
 
 pytestmark = pytest.mark.pure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import msgspec
@@ -36,10 +38,15 @@ def read_machine(full: bool = False) -> MachineFacts:
     )
 
 
-def _torch() -> tuple[int, str]:
-    import torch
-
-    return torch.cuda.device_count(), torch.version.cuda or ""
+def _torch() -> tuple[int | None, str]:
+    """GPUs as torch counts them, and its CUDA; asked in another process, since importing torch takes seconds and a CUDA context memory."""
+    program = "import torch; print(torch.cuda.device_count(), torch.version.cuda or '')"
+    try:
+        done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        return None, ""
+    words = done.stdout.split()
+    return (int(words[0]), words[1] if len(words) > 1 else "") if done.returncode == 0 and words else (None, "")
 
 
 def judge_machine(facts: MachineFacts, needs: Needs, host: str = "") -> list[Check]:

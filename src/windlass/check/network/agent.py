@@ -182,24 +182,22 @@ def unmark(folder: str, name: str) -> None:
 
 
 def work(size: int = 1024, device: str = "cpu") -> dict[str, float]:
-    from windlass.check.network.work import measure_work
-
-    return measure_work(size, device)
+    return _measured_apart("windlass.parallel.work_speed", [str(size), device], {})
 
 
 def all_reduce(rank: int, world: int, address: str, port: int, sizes: list[int], backend: str, interface: str = "") -> Any:
-    """In a process of its own: NCCL and gloo end a process when they fail."""
+    given = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
+    words = [str(rank), str(world), address, str(port), backend, ",".join(map(str, sizes))]
+    return _measured_apart("windlass.parallel.all_reduce_speed", words, given)
+
+
+def _measured_apart(module: str, words: list[str], given: dict[str, str]) -> Any:
+    """In a process of its own, which imports torch: NCCL and gloo end a process when they fail."""
     import os
     import subprocess
 
-    environment = dict(os.environ)
-    if interface:
-        environment |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-    words = [str(rank), str(world), address, str(port), backend, ",".join(map(str, sizes))]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "windlass.check.network.all_reduce", *words],
-        capture_output=True, text=True, env=environment, timeout=300, check=False,
-    )  # fmt: skip
+    argv = [sys.executable, "-P", "-m", module, *words]
+    done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | given, timeout=300, check=False)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["failed"])[-1])
     return msgspec.json.decode(done.stdout.strip().splitlines()[-1].encode())

@@ -52,7 +52,8 @@ def check(
 
     Exit code 0: all passed. 1: warnings. 2: it would fail.
     """
-    from windlass.cli.check.run import CheckOptions, run_check
+    from windlass.cli.check.options import CheckOptions
+    from windlass.cli.check.run import run_check
     from windlass.errors import BadInput
     from windlass.units import parse_context
 

@@ -11,7 +11,7 @@ from windlass.check.report import Check, failed
 if TYPE_CHECKING:
     from windlass.check.needs import Needs
     from windlass.check.network.session import HostAgent, Session
-    from windlass.cli.check.run import CheckOptions
+    from windlass.cli.check.options import CheckOptions
     from windlass.launch.hostfile import SshHost
 
 SIZES = (2**20, 2**24, 2**26)
@@ -20,11 +20,10 @@ SIZES = (2**20, 2**24, 2**26)
 
 def check_hosts(options: CheckOptions, needs: Needs) -> list[Check]:
     from windlass.check.network.session import Session
-    from windlass.cli.launch.workers import read_hosts
-    from windlass.launch.hostfile import parse_hostfile
+    from windlass.launch.hostfile import load_hostfile
 
     assert options.hosts is not None
-    hosts = parse_hostfile(read_hosts(options.hosts), str(options.hosts))
+    hosts = load_hostfile(options.hosts)
     session = Session([_agent(host, options.python) for host in hosts])
     try:
         return _judge(session, options, needs)
@@ -45,7 +44,7 @@ def _judge(session: Session, options: CheckOptions, needs: Needs) -> list[Check]
     from windlass.check.machine.facts import judge_machine
     from windlass.check.machine.host import judge_alike
     from windlass.check.network.judge import judge_fabric, judge_reach
-    from windlass.cli.check.run import say
+    from windlass.cli.check.options import say
 
     say(options, "asking all machines")
     facts = session.facts(options.full)
@@ -70,7 +69,7 @@ def _judge(session: Session, options: CheckOptions, needs: Needs) -> list[Check]
 def _measure(session: Session, options: CheckOptions, needs: Needs) -> list[Check]:
     from windlass.check.machine.disk import judge_disk
     from windlass.check.network.judge import judge_all_reduce, judge_bandwidth, judge_work
-    from windlass.cli.check.run import say
+    from windlass.cli.check.options import say
     from windlass.launch.ports import meeting_ports
 
     say(options, "measuring disks and the same work on every machine")

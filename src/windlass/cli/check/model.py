@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windlass.check.model.estimate import Line, evaluation_times, example_seconds, line_through
-from windlass.check.model.files import FileFacts, judge_files, read_files
+from windlass.check.model.files import FileFacts, judge_files
 from windlass.check.model.generation import GenerationFacts, judge_generation
 from windlass.check.needs import needs_of_plan
 from windlass.check.report import Check, failed
-from windlass.cli.check.run import CheckOptions, Found, plan_row, problem_of, say
+from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of, say
 from windlass.core.launch import Launch, RandomInit
 from windlass.errors import BadInput, Error
 
@@ -60,6 +60,7 @@ def check_model(options: CheckOptions) -> Found:
 def _file_rows(path: Path | None, options: CheckOptions) -> list[Check]:
     if path is None:
         return []
+    from windlass.open.checkpoint_files import read_files
     from windlass.weights.files import model_file
 
     found = model_file(path)

@@ -19,7 +19,7 @@ from windlass.check.model.estimate import TrainingTimes, training_seconds
 from windlass.check.model.recipe import DataFacts, DrillFacts, judge_data, judge_drill
 from windlass.check.needs import needs_of_plan
 from windlass.check.report import Check, failed, passed
-from windlass.cli.check.run import CheckOptions, Found, plan_row, problem_of, say
+from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of, say
 from windlass.errors import Error
 
 if TYPE_CHECKING:

@@ -172,8 +172,8 @@ class Init:
         return self._change(f"write {self.settings}", lambda: self._write(self.settings, settings_toml(values)))
 
     def example(self) -> tuple[Outcome, str]:
-        from windlass.cli.launch.submit import render_job
         from windlass.launch.job import Job, Settings
+        from windlass.launch.render.choose import render_job
 
         if self.script.is_file():
             return "there", str(self.script)

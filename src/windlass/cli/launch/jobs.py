@@ -23,7 +23,7 @@ COLUMNS = ("job", "scheduler", "state", "nodes", "since", "address", "log")
 
 def state_of(record: Record) -> JobState:
     """A scheduler that cannot be reached loses nothing: the state is then unknown, with the reason."""
-    from windlass.cli.launch.submit import driver_of
+    from windlass.launch.drive.choose import driver_of
     from windlass.launch.drive.state import JobState
 
     try:
@@ -156,7 +156,7 @@ class _Tail:
 
 
 def cancel(name: str) -> int:
-    from windlass.cli.launch.submit import driver_of
+    from windlass.launch.drive.choose import driver_of
 
     record = _found(name)
     before = state_of(record)

@@ -13,11 +13,12 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
-from windlass.launch.job import Job, Rendered, Scheduler, Settings, as_name, checked, kind_of
+from windlass.launch.job import Job, Rendered, Scheduler, Settings, as_name, kind_of
+from windlass.launch.render.choose import render_job
 from windlass.units import parse_time
 
 if TYPE_CHECKING:
-    from windlass.launch.drive.state import Driver, Record
+    from windlass.launch.drive.state import Record
 
 SITE_KEYS = (
     "partition account qos constraint reservation cpus_per_node memory gpu_type gpu_option tasks exclusive warning_seconds "
@@ -45,21 +46,6 @@ class LaunchOptions(Frozen):
     as_json: bool = False
     wait: bool = False
     check: bool = True
-
-
-def render_job(job: Job, settings: Settings) -> Rendered:
-    from windlass.launch.render import local, pbs, slurm, ssh
-
-    checked(job, settings)
-    return {"slurm": slurm, "pbs": pbs, "ssh": ssh, "local": local}[settings.scheduler].render(job, settings)
-
-
-def driver_of(scheduler: Scheduler) -> Driver:
-    from windlass.launch.drive.pbs import Pbs
-    from windlass.launch.drive.process import BackgroundProcess
-    from windlass.launch.drive.slurm import Slurm
-
-    return {"slurm": Slurm, "pbs": Pbs, "ssh": BackgroundProcess, "local": BackgroundProcess}[scheduler]()
 
 
 def submit(options: LaunchOptions) -> int:
@@ -110,8 +96,7 @@ def _hosts(options: LaunchOptions) -> tuple[str, ...]:
         return ()
     if options.hostfile is None:
         raise BadInput("launch ssh needs --hostfile FILE, with one machine per line: `node001 slots=8`")
-    from windlass.cli.launch.workers import read_hosts
-    from windlass.launch.hostfile import parse_hostfile
+    from windlass.launch.hostfile import parse_hostfile, read_hosts
 
     text = read_hosts(options.hostfile)
     parse_hostfile(text, str(options.hostfile))
@@ -246,6 +231,7 @@ def _check(job: Job) -> None:
 
 def _start(job: Job, settings: Settings, rendered: Rendered, directory: Path) -> Record:
     from windlass.formats.disk.atomic import write_atomically, write_errors
+    from windlass.launch.drive.choose import driver_of
     from windlass.launch.drive.state import Record
     from windlass.launch.registry import remember
 

@@ -23,6 +23,8 @@ from windlass.launch.render.ssh import connect, node_command, server_command
 SECONDS_TO_ASK = 60
 SECONDS_BETWEEN_LOOKS = 0.2
 SSH_FAILED = 255
+ENDED_BY_US = (130, 143)
+"""SIGINT and SIGTERM: of nodes that were told to stop because another failed."""
 
 
 def supervise(description: Description, run: Path, write: WriteFile) -> int:
@@ -106,7 +108,8 @@ def _together(job: Job, nodes: Sequence[Connection]) -> int:
     good = [code for code in codes if code in (0, STOPPED)]
     if job.may_shrink and len(good) >= job.min_nodes:
         return max(good)
-    return max(codes)
+    own = [code for code in codes if code not in (0, STOPPED, *ENDED_BY_US)]
+    return own[0] if own else max(codes)
 
 
 def _how(code: int | None) -> str:

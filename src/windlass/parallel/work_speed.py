@@ -1,7 +1,9 @@
-"""The same matmul and copy on every machine: who is slower than its neighbours. Imports torch."""
+"""The same matmul and copy on every machine, for `windlass check`: `python -m windlass.parallel.work_speed SIZE DEVICE`. Prints JSON."""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable
 
@@ -36,3 +38,7 @@ def _best(call: Callable[[], object], on: torch.device) -> float:
 def _settle(on: torch.device) -> None:
     if on.type == "cuda":
         torch.cuda.synchronize(on)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_work(int(sys.argv[1]), sys.argv[2])))

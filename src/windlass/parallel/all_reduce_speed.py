@@ -1,4 +1,4 @@
-"""One rank of an all-reduce: `python -m windlass.check.network.all_reduce RANK WORLD ADDRESS PORT BACKEND SIZES`. Prints JSON.
+"""One rank of an all-reduce: `python -m windlass.parallel.all_reduce_speed RANK WORLD ADDRESS PORT BACKEND SIZES`. Prints JSON.
 
 Bus bandwidth as nccl-tests counts it: 2 (n - 1) / n times the bytes over the time.
 """
