@@ -110,16 +110,20 @@ def test_a_server_over_two_nodes_is_one_address(slurm: slurm_cluster.Slurm, plac
 
 def test_the_time_limit_passes_in_the_middle_of_training(slurm: slurm_cluster.Slurm, place: Path, recipe: Path) -> None:
     """Requeued with a checkpoint, and the same losses to the last bit as undisturbed; a node is drained meanwhile, so it goes on elsewhere."""
-    launch = ["launch", "slurm", "--nodes", "2", "--warning", "60s"]
-    windlass(*launch, "--time", "2m", "--name", "cut", "--", *words(recipe, place / "cut", 900))
+    launch = ["launch", "slurm", "--nodes", "2", "--warning", "60s", "--time", "40m", "--name"]
+    windlass(*launch, "cut", "--", *words(recipe, place / "cut", 900))
     slurm.until(lambda: len(losses(place / "cut")) > 20, "it trains", MINUTES)
     slurm.output("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
+    job = status("cut")["id"]
+    slurm.output("scontrol", "update", f"jobid={job}", "TimeLimit=1")  # the limit is here: Slurm warns, then ends it
+    slurm.until(lambda: status("cut")["state"] == "waiting", "it goes back to the queue", MINUTES)
+    slurm.output("scontrol", "update", f"jobid={job}", "TimeLimit=40")
     slurm.until(lambda: status("cut")["state"] not in ("running", "waiting"), "it ends", MINUTES)
     slurm.output("scontrol", "update", "nodename=n1", "state=resume")
     log = windlass("launch", "logs", "cut")
     assert status("cut")["state"] == "done", log
     assert "goes back to the queue" in log and "attempt 2 on n[2-3]" in log
-    windlass(*launch, "--time", "30m", "--name", "whole", "--wait", "--", *words(recipe, place / "whole", 900))
+    windlass(*launch, "whole", "--wait", "--", *words(recipe, place / "whole", 900))
     assert len(losses(place / "whole")) == 900 and losses(place / "cut") == losses(place / "whole")
 
 
