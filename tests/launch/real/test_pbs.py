@@ -19,7 +19,6 @@ for folder in (HERE, HERE.parents[1], HERE.parents[1] / "train"):
 
 import pbs_stand_in  # noqa: E402
 
-
 pytestmark = [pytest.mark.multi, pytest.mark.long]
 MINUTES = 1800.0
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
 from windlass.cli.launch import workers
-from windlass.launch.job import Scheduler
+
+if TYPE_CHECKING:
+    from windlass.launch.job import Scheduler
 
 EXAMPLES = """Examples:
 
