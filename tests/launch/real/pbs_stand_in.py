@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(os.environ.get("PBS_STAND_IN", "/nonexistent"))
-NODES = os.environ.get("PBS_STAND_IN_NODES", "localhost").split(",")
+ROOT = Path(os.environ.get("STANDIN_ROOT", "/nonexistent"))
+NODES = os.environ.get("STANDIN_NODES", "localhost").split(",")
 KILL_AFTER_SECONDS = 10.0
 
 
@@ -27,7 +27,7 @@ def main(program: str, words: list[str]) -> int:
 
 def hostname(words: list[str]) -> int:
     """Each node has its own."""
-    print(os.environ.get("PBS_STAND_IN_HOST", NODES[0]))
+    print(os.environ.get("STANDIN_HOST", NODES[0]))
     return 0
 
 
@@ -63,7 +63,7 @@ def qsub(words: list[str]) -> int:
         out = next((line[3:] for line in options if line.startswith("-o ")), str(Path.home()))
         environment = {
             "HOME": os.environ["HOME"], "PATH": os.environ["PATH"], "PBS_JOBID": place.name, "PBS_NODEFILE": str(place / "nodefile"),
-            "PBS_O_WORKDIR": str(Path.cwd()), "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_STAND_IN": str(ROOT), "PBS_STAND_IN_NODES": ",".join(NODES),
+            "PBS_O_WORKDIR": str(Path.cwd()), "PBS_ENVIRONMENT": "PBS_BATCH", "STANDIN_ROOT": str(ROOT), "STANDIN_NODES": ",".join(NODES),
         }  # fmt: skip
         environment |= {"PBS_ARRAY_INDEX": str(index)} if array else {}
         _start(place, environment | variables, (hours * 60 + minutes) * 60 + seconds, Path(out) / f"job.o{place.name}")
@@ -127,9 +127,11 @@ def qdel(words: list[str]) -> int:
 def pbsdsh(words: list[str]) -> int:
     """Ends when all have ended; a signal ends it alone."""
     command = words[words.index("--") + 1 :]
-    kept = {name: value for name, value in os.environ.items() if name.startswith("PBS_") or name in ("PATH", "HOME")}
+    kept = {
+        name: value for name, value in os.environ.items() if name.startswith(("PBS_", "STANDIN_")) or name in ("PATH", "HOME")
+    }
     started = [
-        subprocess.Popen(command, env=kept | {"PBS_STAND_IN_HOST": node}, start_new_session=True)
+        subprocess.Popen(command, env=kept | {"STANDIN_HOST": node}, start_new_session=True)
         for node in Path(os.environ["PBS_NODEFILE"]).read_text().split()
     ]
     return max(process.wait() for process in started)

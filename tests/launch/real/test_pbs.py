@@ -27,8 +27,8 @@ MINUTES = 1800.0
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs = pbs_stand_in.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("PBS_STAND_IN", str(tmp_path / "server"))
-    monkeypatch.setenv("PBS_STAND_IN_NODES", f"localhost,{os.uname().nodename}")
+    monkeypatch.setenv("STANDIN_ROOT", str(tmp_path / "server"))
+    monkeypatch.setenv("STANDIN_NODES", f"localhost,{os.uname().nodename}")
     monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
