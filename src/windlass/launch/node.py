@@ -21,7 +21,8 @@ from windlass.errors import BadInput, Error
 from windlass.launch.job import PLACE, Job, Settings
 from windlass.launch.ports import free_port, meeting_ports
 from windlass.machine.fabric.fabric import address_towards, read_fabric
-from windlass.machine.fabric.variables import fitting, wrong_variables
+from windlass.machine.fabric.variables import fitting, threads, wrong_variables
+from windlass.machine.system import this_system
 
 WriteFile = Callable[[Path, bytes], None]
 """Atomic."""
@@ -111,6 +112,7 @@ def _environment(node: Node) -> dict[str, str]:
         _say(f"{_host()}: {wrong.name}={given[wrong.name]}: {wrong.why}")
     num_nodes = len(node.hosts)
     chosen = fitting(read_fabric(), node.own_address if num_nodes > 1 else "", num_nodes, node.job.gpus_per_node, given)
+    chosen += threads(this_system().num_cores, node.job.ranks_per_node, given)
     for one in chosen:
         _say(f"{_host()}: {one.name}={one.value}  ({one.reason})")
     return given | {one.name: one.value for one in chosen}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.machine.fabric.fabric import Fabric, HcaPort, Interface, rate_gigabits, read_fabric
-from windlass.machine.fabric.variables import DOUBTFUL, MEANT, fitting, nccl_names, wrong_variables
+from windlass.machine.fabric.variables import DOUBTFUL, MEANT, fitting, nccl_names, threads, wrong_variables
 
 pytestmark = pytest.mark.pure
 
@@ -59,6 +59,12 @@ def test_what_nccl_chooses_itself_is_left_to_it() -> None:
     equal = tuple(HcaPort(device=f"mlx5_{n}", port=1, state="ACTIVE", link_layer="InfiniBand", gigabits=400.0) for n in range(8))
     found = fitting(Fabric(ports=equal, interfaces=(Interface(name="eth0", address="10.0.0.7"),)), "10.0.0.7", 2, 8, {})
     assert not {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_ALGO"} & {one.name for one in found}
+
+
+def test_processes_of_one_node_share_its_cores() -> None:
+    assert [(one.name, one.value) for one in threads(64, 8, {})] == [("OMP_NUM_THREADS", "8")]
+    assert threads(64, 1, {}) == threads(64, 8, {"OMP_NUM_THREADS": "4"}) == ()
+    assert threads(2, 8, {})[0].value == "1"
 
 
 def test_one_node_needs_nothing() -> None:

@@ -94,6 +94,14 @@ def fitting(fabric: Fabric, own_address: str, num_nodes: int, num_gpus: int, giv
     return tuple(one for one in wanted if one.name not in given)
 
 
+def threads(num_cores: int, num_ranks: int, given: Mapping[str, str]) -> tuple[Variable, ...]:
+    """For several processes of one node: each would start a thread a core, and they would wait for each other's."""
+    if num_ranks < 2 or "OMP_NUM_THREADS" in given:
+        return ()
+    each = max(num_cores // num_ranks, 1)
+    return (Variable(name="OMP_NUM_THREADS", value=str(each), reason=f"{num_ranks} processes share {num_cores} cores"),)
+
+
 def _interface(fabric: Fabric, own_address: str, num_nodes: int, num_gpus: int) -> list[Variable]:
     """gloo takes the address of the host's own name, which is often 127.0.1.1; NCCL takes the first interface, which may be a bridge."""
     found = fabric.interface_of(own_address)
