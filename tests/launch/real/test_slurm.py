@@ -110,7 +110,7 @@ def test_a_server_over_two_nodes_is_one_address(slurm: slurm_cluster.Slurm, plac
 
 def test_the_time_limit_passes_in_the_middle_of_training(slurm: slurm_cluster.Slurm, place: Path, recipe: Path) -> None:
     """Requeued with a checkpoint, and the same losses to the last bit as undisturbed; a node is drained meanwhile, so it goes on elsewhere."""
-    launch = ["launch", "slurm", "--nodes", "2", "--warning", "60s", "--time", "40m", "--name"]
+    launch = ["launch", "slurm", "--nodes", "2", "--warning", "60s", "--time", "40m", "--env", "OMP_NUM_THREADS=1", "--name"]
     windlass(*launch, "cut", "--", *words(recipe, place / "cut", 900))
     slurm.until(lambda: len(losses(place / "cut")) > 20, "it trains", MINUTES)
     slurm.output("scontrol", "update", "nodename=n1", "state=drain", "reason=test")
@@ -136,35 +136,16 @@ def test_an_array_of_evaluations(slurm: slurm_cluster.Slurm, place: Path) -> Non
 
 
 def test_a_lost_node_shrinks_the_run(slurm: slurm_cluster.Slurm, place: Path, recipe: Path) -> None:
-    launch = [
-        "launch",
-        "slurm",
-        "--nodes",
-        "3",
-        "--on-node-loss",
-        "shrink",
-        "--min-nodes",
-        "1",
-        "--time",
-        "40m",
-        "--name",
-        "shrink",
-    ]
-    run = [
-        *words(recipe, place / "out", 400),
-        "--set",
-        "checkpoint.interval_steps=20",
-        "--set",
-        "batch.micro_batch=1",
-        "--set",
-        "batch.global_batch=12",
-    ]
-    windlass(*launch, "--", *run)
-    slurm.until(lambda: len(losses(place / "out")) > 40, "it trains", MINUTES)
+    launch = (
+        "launch slurm --nodes 3 --on-node-loss shrink --min-nodes 1 --time 40m --name shrink --env OMP_NUM_THREADS=1 --".split()
+    )
+    changes = ("checkpoint.interval_steps=20", "batch.micro_batch=1", "batch.global_batch=6")
+    windlass(*launch, *words(recipe, place / "out", 120), *(word for one in changes for word in ("--set", one)))
+    slurm.until(lambda: len(losses(place / "out")) > 30, "it trains", MINUTES)
     slurm.kill_node("n3")
     slurm.until(lambda: status("shrink")["state"] not in ("running", "waiting"), "it ends", MINUTES)
     slurm.start_node("n3")
-    assert len(losses(place / "out")) == 400, windlass("launch", "logs", "shrink")
+    assert len(losses(place / "out")) == 120, windlass("launch", "logs", "shrink")
 
 
 def test_a_job_that_never_starts_says_why(slurm: slurm_cluster.Slurm, place: Path) -> None:
