@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import FrameType
 
 from windlass.errors import BadInput
 
@@ -70,6 +71,10 @@ def run_vllm_node(model: str, plan: Path, node: int) -> int:
 
     command = vllm_command(read_plan(plan), served_model(model_files(model, shown=False)), node=node)
     process = subprocess.Popen([*command.argv], env=os.environ | command.env)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        process.terminate()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: process.terminate())
+        signal.signal(number, end)
     return process.wait()

@@ -67,13 +67,13 @@ def start(options: ServeOptions) -> int:
     from windlass.serve.server import bind, check_tls
 
     settings = settings_of(options)
-    check_before("serve", shown=not options.quiet)
     check_tls(settings)
     listening = bind(settings)
     with listening:
         path = model_files(options.model, shown=True)
         settings = msgspec.structs.replace(settings, sampling=_sampling(path))
         opener, plan = _local(options, path) if options.engine == "windlass" else _vllm(options, path)
+        check_before("serve", shown=not options.quiet)  # after all that can be refused at once
         return _Run(settings, opener, plan, options.page).serve(listening)
 
 

@@ -79,7 +79,7 @@ def vllm_command(plan: Plan, model: ServedModel, *, node: int = 0, extra: tuple[
         port=free_port(),
         api_key=secrets.token_urlsafe(32),
         master_address=address,
-        **({"master_port": int(master_port)} if address else {}),
+        master_port=int(master_port) if address else VllmOptions().master_port,
         device_bytes=_device_bytes(),
         visible=tuple(name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
