@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,4 +45,5 @@ def check_before(command: str, folder: Path | None = None, num_gpus: int = 0, nu
     if any(row.state == "fail" and row.name in STOPPING for row in report.checks):
         raise CheckFailed(f"{line}; {SKIP}=1 starts `{command}` anyway")
     if shown or report.state != "pass":
-        print(line, file=sys.stderr)
+        with suppress(OSError):  # a full disk behind standard error does not stop a server
+            os.write(2, f"{line}\n".encode())
