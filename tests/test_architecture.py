@@ -44,7 +44,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 ROW = {package: row for row, packages in enumerate(ROWS) for package in packages}
 
 TORCH_FREE = frozenset(
-    "errors units core families bundled machine text wire plan launch serve evaluate route observe open cli client __main__ __init__".split()
+    "errors units core families bundled machine text wire plan launch check serve evaluate route observe open cli client __main__ __init__".split()
 )
 HEAVY = frozenset({"torch", "numpy", "transformers", "triton", "deepspeed", "vllm"})
 """Never in a torch-free package; in EDGES only inside a function."""

@@ -62,6 +62,21 @@ def parse_bit_rate(text: str) -> float:
     return number * _BIT_RATES[unit.lower()] / 8
 
 
+_TIME_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def parse_time(text: str) -> int:
+    """`24h`, `1h30m`, `2d`, or as schedulers write it: `1-12:00:00`, `02:30:00` -> seconds."""
+    clock = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,3}):(\d\d)(?::(\d\d))?", text.strip())
+    if clock is not None:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    parts = re.findall(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|m|h|d)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text.replace(" ", ""):
+        raise BadInput(f"{text!r} is not a time; write it like 24h, 1h30m, 90min or 1-12:00:00")
+    return round(sum(float(number) * _TIME_UNITS[unit] for number, unit in parts))
+
+
 def format_bytes(num_bytes: float) -> str:
     for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(num_bytes) >= size:

@@ -12,9 +12,11 @@ import typer.main
 from windlass import __version__
 from windlass.cli.about import command as about
 from windlass.cli.bench import command as bench
+from windlass.cli.check import command as check
 from windlass.cli.convert import command as convert
 from windlass.cli.eval import command as eval_command
-from windlass.cli.fleet import launch, worker
+from windlass.cli.fleet import worker
+from windlass.cli.launch import command as launch
 from windlass.cli.models import command as models
 from windlass.cli.observe import command as observe
 from windlass.cli.plan import command as plan
@@ -54,8 +56,9 @@ app.command("convert")(convert.convert)
 app.command("run")(run_command.run)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("check")(check.check)
+app.command("check-agent", hidden=True)(check.agent)
 app.command("worker")(worker.worker)
-app.command("launch")(launch.launch)
 app.command("top")(top.top)
 app.command("pull")(models.pull)
 app.command("rm")(models.rm)
@@ -66,6 +69,7 @@ app.command("version")(about.version)
 app.command("completion")(about.completion)
 app.add_typer(eval_command.app, name="eval")
 app.add_typer(route.app, name="route")
+app.add_typer(launch.app, name="launch")
 app.add_typer(models.app, name="models")
 app.add_typer(observe.app, name="observe")
 app.add_typer(setup.app, name="setup")

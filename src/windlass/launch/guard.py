@@ -1,4 +1,4 @@
-"""Runs another program so that it and all its children end with us: `python -m windlass.launch.guard PROGRAM ARGUMENT...`.
+"""Runs another program so that it and all its children end with us: `python -m windlass.launch.guard [--grace SECONDS] PROGRAM ARGUMENT...`.
 
 The program gets its own process group, so Ctrl-C in a terminal does not reach it. When standard input closes, because the process at the
 other end ended, the group gets SIGTERM, and SIGKILL after a timeout. Children that outlive the program are ended too. The exit status is
@@ -23,6 +23,9 @@ SECONDS_TO_END = 5.0
 
 
 def main(argv: list[str]) -> int:
+    grace = SECONDS_TO_END
+    if argv[0] == "--grace":  # a training run saves first
+        grace, argv = float(argv[1]), argv[2:]
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # only the end of standard input ends the guard
     adopt_orphans()
@@ -32,7 +35,7 @@ def main(argv: list[str]) -> int:
         print(f"cannot start {argv[0]}: {error.strerror}", file=sys.stderr, flush=True)
         return 127
     input_closed = _wait(program)
-    _end(program, input_closed)
+    _end(program, input_closed, grace)
     return program.returncode if program.returncode >= 0 else 128 - program.returncode
 
 
@@ -62,11 +65,11 @@ def _wait(program: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _end(program: subprocess.Popen[bytes], input_closed: bool) -> None:
+def _end(program: subprocess.Popen[bytes], input_closed: bool, grace: float) -> None:
     """SIGTERM first, unless the program ended by itself; then SIGKILL for what is left of its group."""
     if input_closed:
         _signal_group(program.pid, signal.SIGTERM)
-        _until(lambda: program.poll() is not None and not _group_lives(program.pid), SECONDS_TO_END)
+        _until(lambda: program.poll() is not None and not _group_lives(program.pid), grace)
     _signal_group(program.pid, signal.SIGKILL)
     program.wait()
     _until(lambda: not _group_lives(program.pid), SECONDS_TO_END)

@@ -1,9 +1,10 @@
-"""Parses a hostfile: one machine per line, as ssh knows it, with options. Pure.
+"""Parses a hostfile: one machine per line, as ssh knows it, with options.
 
 # name [key=value ...]
 10.0.0.7
 ada@box2  port=9999 python=/opt/windlass/bin/python
 box3      address=192.168.4.3 interface=eth1 cache=/data/windlass model_dir=/data/models
+node001   slots=8
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ipaddress
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,6 +35,8 @@ class SshHost(Frozen):
     port: int = PORT
     """Of the worker."""
     ssh_port: int | None = None
+    slots: int | None = None
+    """Processes or GPUs of that machine, as mpirun and DeepSpeed write it."""
     python: str = ""
     """The interpreter that has Windlass there; empty: that of --python."""
     interface: str = ""
@@ -69,6 +73,19 @@ def parse_hostfile(text: str, source: str = "the hostfile") -> tuple[SshHost, ..
     return tuple(hosts)
 
 
+def read_hosts(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise BadInput(f"the hostfile {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"the hostfile {file} is not a text file") from None
+
+
+def load_hostfile(file: Path) -> tuple[SshHost, ...]:
+    return parse_hostfile(read_hosts(file), str(file))
+
+
 def workers_of(hosts: Sequence[SshHost]) -> str:
     """The value of --workers."""
     return ",".join(host.worker for host in hosts)
@@ -99,8 +116,16 @@ def _host(words: list[str], where: str) -> SshHost:
             raise UnknownName(f"key in {where}", key, KEYS)
         if key in values:
             raise BadInput(f"{where}: {key} is given twice")
-        values[key] = _port(value, f"{where}: {key}") if key.endswith("port") else value
+        values[key] = _value(key, value, f"{where}: {key}")
     return _checked(SshHost(name=name, **values), where)
+
+
+def _value(key: str, value: str, what: str) -> int | str:
+    if key != "slots":
+        return _port(value, what) if key.endswith("port") else value
+    if not value.isascii() or not value.isdecimal() or not 0 < int(value) < 100_000:
+        raise BadInput(f"{what} is a number of processes, not {value!r}")
+    return int(value)
 
 
 def _port(text: str, what: str) -> int:

@@ -18,6 +18,23 @@ def resolve_hardware(text: str | None) -> Hardware:
     return probe()
 
 
+def machines_like(hardware: Hardware, number: int) -> Hardware:
+    """Several machines like this one, as a job over nodes has them."""
+    import msgspec
+
+    from windlass.core.hardware.defaults import network_bandwidth, usual_latency
+    from windlass.core.hardware.notation import describe
+
+    bandwidth = network_bandwidth(hardware.nodes)
+    several = msgspec.structs.replace(
+        hardware,
+        nodes=hardware.nodes * number,
+        network_bandwidth=bandwidth,
+        network_latency_seconds=usual_latency(bandwidth),
+    )
+    return msgspec.structs.replace(several, description=describe(several))
+
+
 def with_disk(hardware: Hardware, folder: Path) -> Hardware:
     """This machine, with the free space and the measured speed of a folder's disk."""
     import shutil

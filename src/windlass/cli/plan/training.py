@@ -13,7 +13,7 @@ from windlass.core.plan import Plan, Reason
 from windlass.core.recipe.recipe import Recipe, load_recipe, recipe_from
 from windlass.errors import BadInput
 from windlass.families import describe, rules
-from windlass.open.hardware import resolve_hardware
+from windlass.open.hardware import machines_like, resolve_hardware
 from windlass.open.resolve import ModelDescription, describe_model, describe_path
 from windlass.plan.cloud.training import smallest_cluster, training_offers
 from windlass.plan.training.assemble import as_plan, prices_on
@@ -47,10 +47,11 @@ def run(target: str, arguments: TrainingArguments, output: PlanOutput) -> int:
     return output.write(plan)
 
 
-def plan_recipe(recipe: Recipe, target: str, on: str | None = None, region: str = "world") -> Plan:
-    """The plan of a recipe that is about to be run, on the recipe's hardware or on this machine."""
+def plan_recipe(recipe: Recipe, target: str, on: str | None = None, region: str = "world", num_nodes: int = 1) -> Plan:
+    """The plan of a recipe that is about to be run, on the recipe's hardware or on this machine, or on several like it."""
     resolved = recipe_model(recipe, target)
-    hardware = resolve_hardware(on or recipe.hardware.on)
+    named = on or recipe.hardware.on
+    hardware = resolve_hardware(named) if named or num_nodes == 1 else machines_like(resolve_hardware(None), num_nodes)
     filled = with_trainer_defaults(recipe, hardware.num_devices)
     found = plan_training(resolved.spec, resolved.rules, hardware, filled, prices_on(hardware, region))
     return as_plan(found, resolved.spec, resolved.rules, hardware, region)

@@ -30,6 +30,7 @@ def start(options: ServeOptions) -> int:
     check_options(options)
     # Prompts arrive one by one, so its threads are of no use; and with them it warns whenever an engine process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from windlass.cli.check.quick import check_before
     from windlass.open.resolve import runnable_files
     from windlass.serve.server import bind, check_tls
 
@@ -52,6 +53,7 @@ def start(options: ServeOptions) -> int:
         name = given[0].name or options.name
         settings = msgspec.structs.replace(settings, sampling=sampling_of(path), adapters=adapters, model=name)
         opener, plan = local(options, path, adapters) if options.engine == "windlass" else vllm(options, path)
+        check_before("serve", shown=not options.quiet)  # after all that can be refused at once
         return _Run(settings, lambda run: _app_of_one(settings, opener, plan, options.page, run), options, port).serve(listening)
 
 

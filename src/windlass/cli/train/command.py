@@ -28,12 +28,26 @@ def train() -> None:
 def run(
     recipe: Path = typer.Argument(..., metavar="RECIPE.toml", help="The training recipe."),
     resume: bool = typer.Option(False, "--resume", help="Continue from the last checkpoint."),
+    resume_if_any: bool = typer.Option(
+        False, "--continue", help="Continue from the last checkpoint if there is one, else start; what launched jobs do."
+    ),
     settings: list[str] = typer.Option(
         [], "--set", metavar="KEY=VALUE", help="Override a key of the recipe, e.g. schedule.steps=100."
     ),
     nproc: int = typer.Option(
         1, "--nproc", metavar="N", help="Worker processes on this machine, run under torchrun's elastic agent if more than one."
     ),
+    nodes: str = typer.Option(
+        "1",
+        "--nodes",
+        metavar="N|MIN:MAX",
+        help="Machines that run this command together; fewer than MAX go on without the others.",
+    ),
+    rendezvous: str = typer.Option(
+        "", "--rendezvous", metavar="HOST:PORT", help="With --nodes: where they meet, on node 0. `windlass launch` sets it."
+    ),
+    node: int = typer.Option(0, "--node", metavar="I", help="With --nodes: this machine's number; 0 holds the meeting."),
+    address: str = typer.Option("", "--address", metavar="ADDRESS", help="With --nodes: where the others reach this machine."),
     max_restarts: int | None = typer.Option(
         None, metavar="N", help="How often failed workers are restarted from the last checkpoint. Default: 3 with --nproc."
     ),
@@ -57,6 +71,11 @@ def run(
 
     options = TrainOptions(
         resume=resume,
+        resume_if_any=resume_if_any,
+        nodes=nodes,
+        rendezvous=rendezvous,
+        node=node,
+        address=address,
         settings=tuple(settings),
         nproc=nproc,
         max_restarts=max_restarts,

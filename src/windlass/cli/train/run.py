@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.cli.console import console
-from windlass.cli.train.options import TrainingRun, TrainOptions
+from windlass.cli.train.options import TrainingRun, TrainOptions, num_nodes
 from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.core.recipe.recipe import Recipe, load_recipe
 from windlass.errors import BadInput, DoesNotFit, Error, MissingExtra
@@ -29,20 +29,27 @@ class RunFailed(Error):
 def run_recipe(path: Path, options: TrainOptions) -> int:
     recipe = load_recipe(path, options.settings)
     _check(options)
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # a worker of torchrun, ours or the user's
+    if "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1:  # a rank of torchrun's, or of srun's
         return _train(path, recipe, options, _worker_plan(path, recipe, options))
     from windlass.cli.plan.training import plan_recipe
 
-    plan = plan_recipe(recipe, str(path))
+    plan = plan_recipe(recipe, str(path), num_nodes=num_nodes(options)[1])
     _show_plan(plan, options)
     if not plan.fits and not options.force:
         return DoesNotFit.exit_code
     if options.plan_only:
         return 0
     _need_torch()
-    if options.nproc == 1 and not options.max_restarts:
+    _check_machine(run_folder(path, recipe, options.out), options)
+    if options.nproc == 1 and not options.max_restarts and num_nodes(options)[1] == 1:
         return _train(path, recipe, options, plan)
     return _train_in_workers(path, recipe, options, plan)
+
+
+def _check_machine(folder: Path, options: TrainOptions) -> None:
+    from windlass.cli.check.quick import check_before
+
+    check_before("train run", folder, num_machines=num_nodes(options)[1], shown=not options.as_json)
 
 
 def run_folder(path: Path, recipe: Recipe, out: Path | None) -> Path:
@@ -134,15 +141,18 @@ def _train(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan | None)
 
 def _train_in_workers(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan) -> int:
     from windlass.formats.disk.atomic import write_atomically
-    from windlass.train.loop.elastic import run_workers
+    from windlass.train.loop.elastic import Machines, run_workers
     from windlass.train.loop.guard import STOPPED
 
     folder = run_folder(path, recipe, options.out)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / PLAN_FILE, encode_plan(plan))
+    plan_file = folder / (PLAN_FILE if options.node == 0 else f"plan-{options.node}.json")  # nodes may share the folder
+    write_atomically(plan_file, encode_plan(plan))
     restarts = DEFAULT_RESTARTS if options.max_restarts is None else options.max_restarts
-    arguments = _arguments(path, msgspec.structs.replace(options, plan_file=folder / PLAN_FILE))
-    outcome = run_workers(arguments, options.nproc, restarts, folder)
+    arguments = _arguments(path, msgspec.structs.replace(options, plan_file=plan_file))
+    least, most = num_nodes(options)
+    machines = Machines(least, most, options.rendezvous, options.node, options.address)
+    outcome = run_workers(arguments, options.nproc, restarts, folder, machines)
     if outcome.kind == "failed":
         error = RunFailed(outcome.message or "the run failed")
         error.exit_code = outcome.exit_code or RunFailed.exit_code
@@ -158,6 +168,7 @@ def _arguments(path: Path, options: TrainOptions) -> list[str]:
     arguments += [text for flag, value in values.items() if value is not None for text in (flag, str(value))]
     flags = {
         "--resume": options.resume,
+        "--continue": options.resume_if_any,
         "--profile": options.profile,
         "--tensorboard": options.tensorboard,
         "--json": options.as_json,

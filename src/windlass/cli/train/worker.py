@@ -132,8 +132,8 @@ def _begin(loop: TrainingLoop, checkpoints: Checkpoints, run: TrainingRun) -> No
     """Resumes from the last checkpoint, or starts in a folder without any."""
     from windlass.train.loop.elastic import was_restarted
 
-    restarted = was_restarted()
-    if (run.options.resume or restarted) and not (restarted and checkpoints.latest() is None):
+    restarted, if_any = was_restarted(), run.options.resume_if_any
+    if (run.options.resume or restarted or if_any) and not ((restarted or if_any) and checkpoints.latest() is None):
         step = loop.resume()
         loop.logger.note(f"resumed after step {step:,}")
     elif checkpoints.latest() is not None and not restarted:

@@ -64,10 +64,13 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
     return make_plan(replace(question, concurrency=last), source=resolved.source, digest=resolved.digest)
 
 
-def vllm_command(
-    plan: Plan, model: ServedModel, *, node: int = 0, master_address: str = "", extra: tuple[str, ...] = ()
-) -> Command:
+MASTER = "WINDLASS_VLLM_MASTER"
+"""HOST:PORT of the first node, set by `windlass launch` for a plan over several."""
+
+
+def vllm_command(plan: Plan, model: ServedModel, *, node: int = 0, extra: tuple[str, ...] = ()) -> Command:
     """For this machine: on a free port, with a random API key. `node`: its number in the plan."""
+    address, _, master_port = os.environ.get(MASTER, "").rpartition(":")
     python = find_python()
     if python is None:
         raise VllmNotInstalled
@@ -75,7 +78,8 @@ def vllm_command(
         python=python,
         port=free_port(),
         api_key=secrets.token_urlsafe(32),
-        master_address=master_address,
+        master_address=address,
+        master_port=int(master_port) if address else VllmOptions().master_port,
         device_bytes=_device_bytes(),
         visible=tuple(name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()),
         cpus=tuple(sorted(os.sched_getaffinity(0))),

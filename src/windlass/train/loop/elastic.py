@@ -1,4 +1,4 @@
-"""Runs several worker processes on this machine under torchrun's elastic agent: if one is killed, all restart from the last checkpoint.
+"""Runs several worker processes under torchrun's elastic agent, one agent a machine: if one is killed, all restart from the last checkpoint.
 
 Stop signals are forwarded to the workers, which save and exit with success, so that the agent does not restart them; the result of the run
 is in a file written by rank 0 (`RunOutcome`).
@@ -13,12 +13,15 @@ import sys
 import uuid
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from windlass.formats.disk.atomic import write_atomically
 from windlass.machine.garbage import importing
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 OUTCOME = "outcome.json"
 STOP = "stop"
@@ -26,6 +29,18 @@ STOP = "stop"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
+
+
+class Machines(msgspec.Struct, frozen=True):
+    """The machines of a run: from `least` to `most`, which meet at `rendezvous` (HOST:PORT on machine 0)."""
+
+    least: int = 1
+    most: int = 1
+    rendezvous: str = ""
+    number: int = 0
+    """This one's."""
+    address: str = ""
+    """Where the others reach this one."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
@@ -64,26 +79,18 @@ def stop_when_agent_dies() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folder: Path) -> RunOutcome:
-    """Runs `python ARGUMENTS` in `num_workers` processes, and restarts all of them when one dies."""
+def run_workers(
+    arguments: list[str], num_workers: int, max_restarts: int, folder: Path, machines: Machines | None = None
+) -> RunOutcome:
+    """Runs `python ARGUMENTS` in `num_workers` processes of this machine, and restarts all of them, on every machine, when one dies."""
     with importing():
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+        from torch.distributed.launcher.api import elastic_launch
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in (OUTCOME, STOP):
         (folder / name).unlink(missing_ok=True)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_workers,
-        run_id=f"windlass-{uuid.uuid4().hex[:8]}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=max_restarts,
-        signals_to_handle="SIGHUP,SIGQUIT",  # the others are forwarded to the workers
-    )
+    config = _config(num_workers, max_restarts, machines or Machines())
     # A store shared by all attempts keeps the addresses of dead ranks, and restarted ranks wait for them (torch 2.13,
     # rendezvous.py `_create_c10d_store`); without sharing, every attempt gets its own store.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -99,6 +106,26 @@ def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folde
         (folder / STOP).unlink(missing_ok=True)
     return read_outcome(folder) or RunOutcome(
         "failed", message="the worker processes ended without a result; see their output above", exit_code=4
+    )
+
+
+def _config(num_workers: int, max_restarts: int, machines: Machines) -> LaunchConfig:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    alone = machines.most == 1
+    return LaunchConfig(
+        min_nodes=machines.least,
+        max_nodes=machines.most,
+        nproc_per_node=num_workers,
+        # All machines of a run have the same name for it; the port is theirs alone.
+        run_id=f"windlass-{uuid.uuid4().hex[:8]}" if alone else f"windlass-{machines.rendezvous.rpartition(':')[2]}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0" if alone else machines.rendezvous,
+        # Else it is guessed by comparing names, which fails where a host has several.
+        rdzv_configs={} if alone else {"is_host": machines.number == 0},
+        local_addr="localhost" if alone else machines.address or None,
+        max_restarts=max_restarts,
+        signals_to_handle="SIGHUP,SIGQUIT",  # the others are forwarded to the workers
     )
 
 

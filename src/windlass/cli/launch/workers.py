@@ -1,4 +1,4 @@
-"""`windlass launch`: workers on other machines, started by ssh, until Ctrl-C or for the duration of one command."""
+"""`windlass launch workers`: workers on other machines, started by ssh, until Ctrl-C or for the duration of one command."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def launch(
     Needs ssh keys or an agent; passwords are not asked for. The secret is sent through ssh and is in no command line. A worker that exits is
     restarted; none outlives its connection.
     """
-    from windlass.launch.hostfile import parse_hostfile
+    from windlass.launch.hostfile import load_hostfile
     from windlass.launch.ssh import render
 
-    hosts = parse_hostfile(_read(hostfile), str(hostfile))
+    hosts = load_hostfile(hostfile)
     if dry_run:
         for host in hosts:
             print(shlex.join(render(host, python).argv))
@@ -67,15 +67,6 @@ def launch(
 
 
 launch.__doc__ = f"{launch.__doc__}\n\n{EXAMPLES}"
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError as error:
-        raise BadInput(f"the hostfile {file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"the hostfile {file} is not a text file") from None
 
 
 @contextmanager

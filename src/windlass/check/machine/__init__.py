@@ -1,0 +1,1 @@
+"""Verdicts on one machine: GPUs, limits, packages, disks. Pure."""

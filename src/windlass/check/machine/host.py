@@ -1,0 +1,166 @@
+"""Verdicts on a machine's limits: cores, memory, /dev/shm, files, clock, packages, environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from windlass.check.needs import Needs
+from windlass.check.report import Check, failed, passed, warned
+from windlass.machine.fabric.variables import wrong_variables
+from windlass.machine.health.host import HostFacts
+from windlass.units import GIB, MIB, format_bytes, format_seconds
+
+LOCKED_BYTES = 16 * GIB
+"""RDMA pins its buffers (AWS's health check warns below)."""
+LITTLE_SHM_BYTES = 32 * MIB
+"""Docker's default is 64 MiB."""
+OPEN_FILES = 4096
+SKEW_SECONDS = 0.05
+"""node-mixin's alert."""
+FAR_SKEW_SECONDS = 60.0
+"""Certificates, logs and file times go wrong."""
+SWAP_SHARE = 0.25
+VECTORS = ({"avx2", "fma"}, {"asimd"})
+
+
+def judge_host(facts: HostFacts, needs: Needs, *, has_rdma: bool = False) -> list[Check]:
+    host = facts.host
+    return [
+        _cpu(facts, host),
+        _ram(facts, needs, host),
+        *_swap(facts, host),
+        _shm(facts, needs, host),
+        *_limits(facts, needs, has_rdma, host),
+        *_packages(facts, needs, host),
+        _environment(facts, host),
+    ]
+
+
+def _cpu(facts: HostFacts, host: str) -> Check:
+    numa = f", {facts.num_numa_nodes} NUMA nodes" if facts.num_numa_nodes > 1 else ""
+    shown = f"{facts.num_cores} cores of {facts.num_machine_cpus} CPUs{numa}; {', '.join(facts.instructions) or 'no vector instructions known'}"
+    if not any(wanted <= set(facts.instructions) for wanted in VECTORS):
+        return warned(
+            "cpu",
+            shown,
+            "AVX2 with FMA, or NEON",
+            "CPU kernels fall back to PyTorch and are slow; in a virtual machine pass the host's CPU through",
+            host,
+        )
+    return passed("cpu", shown, host=host)
+
+
+def _ram(facts: HostFacts, needs: Needs, host: str) -> Check:
+    shown = f"{format_bytes(facts.ram_free_bytes)} free of {format_bytes(facts.ram_total_bytes)}"
+    if facts.ram_free_bytes < needs.ram_bytes:
+        return failed(
+            "ram",
+            shown,
+            format_bytes(needs.ram_bytes),
+            "end other programs, ask the scheduler for more memory, or plan with less",
+            host,
+        )
+    return passed("ram", shown, format_bytes(needs.ram_bytes) if needs.ram_bytes else "", host)
+
+
+def _swap(facts: HostFacts, host: str) -> Iterator[Check]:
+    if facts.swap_total_bytes and facts.swap_used_bytes > SWAP_SHARE * facts.swap_total_bytes:
+        yield warned(
+            "swap",
+            f"{format_bytes(facts.swap_used_bytes)} in use",
+            "little",
+            "memory is short; weights that are swapped out make every step slow",
+            host,
+        )
+
+
+def _shm(facts: HostFacts, needs: Needs, host: str) -> Check:
+    """Ranks of one machine share memory there; one process alone needs little."""
+    shown = f"{format_bytes(facts.shm_free_bytes)} free of {format_bytes(facts.shm_total_bytes)}"
+    remedy = "remove old files there, or start the container with --shm-size=8g or --ipc=host"
+    if facts.shm_free_bytes < needs.shm_bytes:
+        return failed("/dev/shm", shown, format_bytes(needs.shm_bytes), remedy, host)
+    if facts.shm_free_bytes < LITTLE_SHM_BYTES:
+        return warned("/dev/shm", shown, format_bytes(LITTLE_SHM_BYTES), remedy, host)
+    return passed("/dev/shm", shown, format_bytes(needs.shm_bytes) if needs.shm_bytes else "", host)
+
+
+def _limits(facts: HostFacts, needs: Needs, has_rdma: bool, host: str) -> Iterator[Check]:
+    locked = facts.max_locked_bytes
+    if has_rdma and locked is not None and locked < LOCKED_BYTES:
+        yield warned(
+            "locked memory",
+            format_bytes(locked),
+            format_bytes(LOCKED_BYTES),
+            "InfiniBand pins its buffers: `ulimit -l unlimited`, or LimitMEMLOCK in the service",
+            host,
+        )
+    else:
+        yield passed("locked memory", "unlimited" if locked is None else format_bytes(locked), host=host)
+    if facts.max_open_files < OPEN_FILES // 4 or (needs.num_machines > 1 and facts.max_open_files < OPEN_FILES):
+        yield warned("open files", f"{facts.max_open_files:,}", f"{OPEN_FILES:,}", "`ulimit -n 65536` before starting", host)
+    else:
+        yield passed("open files", f"{facts.max_open_files:,}", host=host)
+
+
+def _packages(facts: HostFacts, needs: Needs, host: str) -> Iterator[Check]:
+    missing = [name for name in needs.packages if name not in facts.packages]
+    shown = ", ".join(f"{name} {facts.packages[name]}" for name in ("windlass", "torch") if name in facts.packages)
+    if missing:
+        yield failed(
+            "packages", f"without {', '.join(missing)}", ", ".join(needs.packages), f"pip install {' '.join(missing)}", host
+        )
+    else:
+        yield passed("packages", f"Python {facts.python}, {shown}" if shown else f"Python {facts.python}", host=host)
+
+
+def _environment(facts: HostFacts, host: str) -> Check:
+    wrong = wrong_variables(facts.environment)
+    if not wrong:
+        return passed("environment", f"{len(facts.environment)} variables of NCCL, PyTorch and CUDA", host=host)
+    shown = ", ".join(f"{one.name}={facts.environment[one.name]}" for one in wrong)
+    return warned("environment", shown, "names that exist", "; ".join(f"{one.name}: {one.why}" for one in wrong), host)
+
+
+# --- several machines
+
+
+def judge_alike(hosts: Sequence[HostFacts], skews: Mapping[str, float]) -> list[Check]:
+    """What must be the same everywhere. That a virtual machine knows nothing of NTP is no fault: clocks are compared.
+
+    `skews`: seconds by which each clock is ahead of ours."""
+    rows = list(_skew(skews))
+    for name in ("windlass", "torch"):
+        found = {facts.host: facts.packages.get(name, "none") for facts in hosts}
+        usual = _most_common(found.values())
+        rows += [
+            failed(
+                "same versions",
+                f"{name} {version}",
+                f"{name} {usual}, as elsewhere",
+                "install the same version on all machines",
+                host,
+            )
+            for host, version in found.items()
+            if version != usual
+        ]
+    if not any(row.name == "same versions" for row in rows):
+        rows.append(passed("same versions", f"Windlass and torch on {len(hosts)} machines"))
+    return rows
+
+
+def _most_common(values: object) -> str:
+    from collections import Counter
+
+    return Counter(values).most_common(1)[0][0]  # type: ignore[arg-type]
+
+
+def _skew(skews: Mapping[str, float]) -> Iterator[Check]:
+    for host, skew in skews.items():
+        if abs(skew) <= SKEW_SECONDS:
+            continue
+        judge = failed if abs(skew) > FAR_SKEW_SECONDS else warned
+        shown = f"{format_seconds(abs(skew))} {'ahead' if skew > 0 else 'behind'}"
+        yield judge("clock", shown, f"within {format_seconds(SKEW_SECONDS)}", "start chrony or systemd-timesyncd there", host)
+    if skews and all(abs(skew) <= SKEW_SECONDS for skew in skews.values()):
+        yield passed("clock", f"within {format_seconds(max(map(abs, skews.values())))} of each other")

@@ -1,0 +1,1 @@
+"""Verdicts on a model's files, on what it generates, and how long work with it takes."""

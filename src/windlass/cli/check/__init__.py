@@ -1,0 +1,1 @@
+"""`windlass check`: will it work, and how long will it take."""

@@ -1,0 +1,248 @@
+"""A model: its files, a plan for this machine; with --full a load, a generation and how long evaluations take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from windlass.check.model.estimate import Line, evaluation_times, example_seconds, line_through
+from windlass.check.model.files import FileFacts, judge_files
+from windlass.check.model.generation import GenerationFacts, judge_generation
+from windlass.check.needs import needs_of_plan
+from windlass.check.report import Check, failed
+from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of, say
+from windlass.core.launch import Launch, RandomInit
+from windlass.errors import BadInput, Error
+
+if TYPE_CHECKING:
+    from windlass.core.client import SyncClient
+    from windlass.core.plan import Plan
+    from windlass.open.resolve import ModelDescription
+
+CONTEXT, PROMPT, NEW_TOKENS = 8192, "The quick brown fox jumps over the lazy dog, and then it", 64
+PROMPT_TOKENS = 128
+"""Repeated to this length, so that prefill can be timed."""
+SAMPLE = (4, 16)
+"""Examples of the two short evaluations that an estimate is made from."""
+
+
+def check_model(options: CheckOptions) -> Found:
+    from windlass.open.resolve import find_model
+
+    location = find_model(options.target)
+    path = location.path
+    rows = [] if options.random_weights else _file_rows(path, options)
+    if path is None and not options.random_weights:
+        rows = [
+            failed(
+                "model files",
+                f"{location.hub} is not on this machine",
+                "its files",
+                f"windlass run {options.target} downloads it; or --random-weights",
+            )
+        ]
+    try:
+        plan = _plan(options)
+    except Error as error:
+        return Found(rows=(*rows, failed("plan", problem_of(error), "a plan for this machine", "see `windlass plan`")))
+    rows.append(plan_row(plan))
+    found = Found(needs=needs_of_plan(plan), rows=tuple(rows))
+    runnable = plan.fits and not any(row.state == "fail" for row in rows)
+    return _measured(found, plan, path, options) if options.full and runnable else found
+
+
+def _file_rows(path: Path | None, options: CheckOptions) -> list[Check]:
+    if path is None:
+        return []
+    from windlass.open.checkpoint_files import read_files
+    from windlass.weights.files import model_file
+
+    found = model_file(path)
+    facts = read_files(found, digests=options.full, seen=lambda name: say(options, f"reading {name}"))
+    return judge_files(_described(facts, found))
+
+
+def _described(facts: FileFacts, path: Path) -> FileFacts:
+    """With what its config and its tokenizer say."""
+    from windlass.core.count import count_parameters
+    from windlass.open.resolve import describe_path
+    from windlass.weights.text.files import model_text
+
+    changes: dict[str, Any] = {}
+    try:
+        described = describe_path(path)
+        changes["parameters"] = count_parameters(described.spec, described.rules).total
+    except Error as error:
+        changes["config_problem"] = problem_of(error)
+    try:
+        changes["has_chat_template"] = model_text(path).chat_template is not None
+    except Error as error:
+        changes["tokenizer_problem"] = problem_of(error)
+    return msgspec.structs.replace(facts, **changes)
+
+
+def _plan(options: CheckOptions) -> Plan:
+    from windlass.open.hardware import resolve_hardware
+    from windlass.open.resolve import describe_model
+    from windlass.plan.inference.assemble import make_plan
+    from windlass.plan.inference.search import PlanRequest
+
+    resolved = describe_model(options.target)
+    request = PlanRequest(
+        spec=resolved.spec,
+        rules=resolved.rules,
+        hardware=resolve_hardware(None),
+        context_tokens=options.context_tokens or min(CONTEXT, resolved.spec.context_tokens),
+        concurrency=1,
+        engine="windlass",
+        quant=options.quant or _stored(resolved, options),
+    )
+    return make_plan(request, source=resolved.source, digest=resolved.digest)
+
+
+def _stored(resolved: ModelDescription, options: CheckOptions) -> str:
+    """As the files are; random weights are int4."""
+    if options.random_weights:
+        return "int4"
+    path = Path(resolved.source)
+    if not path.is_dir():
+        return "int4" if path.is_file() else "auto"
+    from windlass.formats.config import read_config
+    from windlass.open.scheme import stored_scheme
+
+    stored = stored_scheme(read_config(path))[0]
+    return stored if stored in ("bf16", "int4", "int8", "fp8") else "auto"
+
+
+# --- --full
+
+
+def _measured(found: Found, plan: Plan, path: Path | None, options: CheckOptions) -> Found:
+    from windlass.cli.run.session import ready_client
+
+    launch = _launch(path, options)
+    say(options, "loading the model")
+    began = time.monotonic()
+    try:
+        with ready_client(launch, not options.as_json) as client:
+            facts = _generate(client, time.monotonic() - began, path, options)
+    except Error as error:
+        return msgspec.structs.replace(
+            found, rows=(*found.rows, failed("load", problem_of(error), "that it loads", "see the message"))
+        )
+    speed = plan.speed.decode_tokens_per_second if plan.speed is not None else 0.0
+    used = max(held.total_bytes for held in plan.memory.per_device)
+    rows = judge_generation(facts, used, speed)
+    price = options.price or plan.cost.usd_per_hour
+    return Found(needs=found.needs, rows=(*found.rows, *rows), estimates=_estimates(facts, options, price))
+
+
+def _launch(path: Path | None, options: CheckOptions) -> Launch:
+    context = options.context_tokens or CONTEXT
+    if options.random_weights:
+        from windlass.open.resolve import model_config
+
+        config, label = model_config(options.target)
+        config = {
+            key: value for key, value in config.items() if key != "quantization_config"
+        }  # as it is published does not matter
+        limit = min(context, int(config.get("max_position_embeddings", context)))
+        random = RandomInit(config=config, scheme=options.quant or "int4")
+        return Launch(model=label, device=options.device, context_tokens=limit, max_sequences=1, random_weights=random)
+    from windlass.open.resolve import describe_model, model_files
+
+    context = min(context, describe_model(options.target).spec.context_tokens)
+    return Launch(
+        model=str(model_files(options.target, shown=not options.as_json)),
+        device=options.device,
+        context_tokens=context,
+        max_sequences=1,
+        quant=options.quant,
+    )
+
+
+def _generate(client: SyncClient, load_seconds: float, path: Path | None, options: CheckOptions) -> GenerationFacts:
+    from windlass.core.request import Request, Sampling
+
+    info = client.info()
+    ids, round_trips = _prompt(path if info.has_text else None, info.vocab_size)
+    asked = Request(token_ids=tuple(ids), sampling=Sampling(temperature=0.0), max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1)
+    for _ in client.generate(msgspec.structs.replace(asked, max_tokens=2, cache_salt="warm")):  # first uses of kernels
+        pass
+    deltas = list(client.generate(asked))
+    timings = deltas[-1].timings
+    stats = client.info().stats
+    return GenerationFacts(
+        load_seconds=load_seconds,
+        logprobs=tuple(one.logprob for delta in deltas for one in delta.logprobs),
+        vocab_size=info.vocab_size,
+        num_prompt_tokens=len(ids),
+        prefill_seconds=timings.prefill_seconds if timings is not None else 0.0,
+        decode_seconds=timings.decode_seconds if timings is not None else 0.0,
+        text="".join(delta.content for delta in deltas),
+        round_trips=round_trips,
+        memory_bytes=max((device.own_bytes for device in stats.devices), default=stats.process_bytes) if stats is not None else 0,
+        is_random=options.random_weights,
+    )
+
+
+def _prompt(path: Path | None, vocab_size: int) -> tuple[list[int], bool | None]:
+    """Tokens of a sentence, repeated; and whether the sentence comes back from them."""
+    if path is None:
+        return [(7 * place) % max(vocab_size - 1, 1) for place in range(PROMPT_TOKENS)], None
+    from windlass.weights.text.files import model_text
+
+    tokenizer = model_text(path).tokenizer
+    ids = tokenizer.encode(PROMPT)
+    came_back = tokenizer.decode(ids).strip() == PROMPT
+    return (ids * (PROMPT_TOKENS // max(len(ids), 1)))[: PROMPT_TOKENS - len(ids)] + ids, came_back
+
+
+def _estimates(facts: GenerationFacts, options: CheckOptions, price: float) -> dict[str, Any]:
+    numbers = [options.examples] if options.examples else []
+    if options.tasks:
+        line = _line_of_tasks(options)
+        basis = f"from runs of {SAMPLE[0]} and {SAMPLE[1]} examples of {options.tasks}: {line.fixed:.1f} s to start, {line.each:.2f} s each"
+    else:
+        each = example_seconds(facts.prefill_tokens_per_second, facts.decode_tokens_per_second)
+        line = Line(fixed=facts.load_seconds, each=each)
+        basis = "from the measured speed, one example after another, 512 prompt and 256 answer tokens each; --tasks measures real ones"
+    return {
+        "examples": evaluation_times(line, numbers, price),
+        "decode_tokens_per_second": facts.decode_tokens_per_second,
+        "prefill_tokens_per_second": facts.prefill_tokens_per_second,
+        "load_seconds": facts.load_seconds,
+        "basis": basis,
+    }
+
+
+def _line_of_tasks(options: CheckOptions) -> Line:
+    small, large = ((number, _evaluate(options, number)) for number in SAMPLE)
+    return line_through(small, large)
+
+
+def _evaluate(options: CheckOptions, number: int) -> float:
+    """Seconds of `windlass eval` with so many examples, from its start to its end."""
+    say(options, f"evaluating {number} examples of {options.tasks}")
+    with tempfile.TemporaryDirectory(prefix="windlass-check-") as folder:
+        words = [
+            "eval",
+            options.target,
+            "--tasks",
+            str(options.tasks),
+            "--num-examples",
+            str(number),
+            "--results-dir",
+            f"{folder}/results",
+        ]
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-P", "-m", "windlass", *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BadInput(f"the short evaluation failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+        return time.monotonic() - began

@@ -1,0 +1,79 @@
+"""`windlass check` from its options to a report: which checks there are for what is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from windlass.check.needs import Needs, needs_of_plan
+from windlass.check.report import Check, Report, failed, passed
+from windlass.cli.check.options import CheckOptions, Found, plan_row, say
+from windlass.cli.check.table import show
+
+if TYPE_CHECKING:
+    from windlass.core.plan import Plan
+
+
+def run_check(options: CheckOptions) -> int:
+    found = _target(options)
+    rows = [*_machines(options, found.needs), *found.rows, *_monitor(options.monitor)]
+    report = Report(checks=tuple(rows), estimates=found.estimates)
+    show(report, options.as_json)
+    return report.exit_code
+
+
+def _target(options: CheckOptions) -> Found:
+    if not options.target:
+        return Found()
+    if options.target.endswith(".toml"):
+        from windlass.cli.check.recipe import check_recipe
+
+        return check_recipe(options)
+    if options.target.endswith(".json") and Path(options.target).is_file():
+        from windlass.open.plan import read_plan
+
+        return of_plan(read_plan(Path(options.target)), options)
+    from windlass.cli.check.model import check_model
+
+    return check_model(options)
+
+
+def of_plan(plan: Plan, options: CheckOptions) -> Found:
+    return Found(needs=needs_of_plan(plan), rows=(plan_row(plan),), estimates={})
+
+
+def _machines(options: CheckOptions, needs: Needs) -> list[Check]:
+    if options.hosts is not None:
+        from windlass.cli.check.hosts import check_hosts
+
+        return check_hosts(options, needs)
+    from windlass.check.machine.disk import judge_disk
+    from windlass.check.machine.facts import judge_machine, read_machine
+    from windlass.machine.disk_check import disk_room, measure_disk
+
+    facts = read_machine(full=options.full)
+    if options.full:
+        say(options, f"measuring the disk of {options.folder}")
+    disk = measure_disk(options.folder) if options.full else disk_room(options.folder)
+    return [*judge_machine(facts, needs), *judge_disk(disk, needs, facts.host.host)]
+
+
+def _monitor(url: str | None) -> list[Check]:
+    if url is None:
+        return []
+    import http.client
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    link = kind(parts.hostname or "", parts.port, timeout=5)
+    try:
+        link.request("GET", parts.path or "/")
+        status = link.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return [failed("monitoring", f"{url}: {error}", "an answer", "start it, or open its port")]
+    finally:
+        link.close()
+    if status >= 400:
+        return [failed("monitoring", f"{url} answers {status}", "an answer", "check the path of the address")]
+    return [passed("monitoring", f"{url} answers {status}")]

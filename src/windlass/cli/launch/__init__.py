@@ -1,0 +1,1 @@
+"""`windlass launch`: jobs on Slurm, PBS, other machines by ssh, or this one."""

@@ -1,0 +1,53 @@
+"""This machine, in the background: the same script without a scheduler's lines."""
+
+from __future__ import annotations
+
+from windlass.launch.job import Job, Rendered, Settings
+from windlass.launch.render import script
+from windlass.launch.render.script import quoted
+
+
+def render(job: Job, settings: Settings) -> Rendered:
+    files = {
+        "job.sh": _batch(job, settings),
+        "node.sh": script.node_file(settings, ["node=0"]),
+        "env.sh": script.env_file(settings),
+        "job.json": script.job_file(job, settings),
+    }
+    return Rendered(files=files, submit=("setsid", "bash", f"{settings.folder}/job.sh"))
+
+
+def _batch(job: Job, settings: Settings) -> str:
+    return "\n".join(
+        [
+            *script.header(settings),
+            script.shown_command(job),
+            "set -u",
+            f"folder={quoted(settings.folder)}",
+            'run="$folder/run-0"',
+            'mkdir -p "$run" || exit 2',
+            'hostname > "$run/hosts"',
+            'printf "%s\\n" "$$" > "$run/pid"',
+            "",
+            'bash "$folder/node.sh" "$run" &',
+            "step=$!",
+            script.TRAPS,
+            *_timer(job, settings),
+            script.WAIT,
+            *(['kill "$timer" 2>/dev/null'] if settings.time_seconds is not None else []),
+            script.RECORD,
+            'exit "$code"',
+            "",
+        ]
+    )
+
+
+def _timer(job: Job, settings: Settings) -> list[str]:
+    """--time holds here too: training is warned and saves, then everything is told to end."""
+    if settings.time_seconds is None:
+        return []
+    warning = settings.warning_seconds if job.kind == "train" else 0
+    first = f"sleep {settings.time_seconds - warning}"
+    if warning:
+        first += f" && kill -USR1 $$ && sleep {warning}"
+    return [f"({first} && kill -TERM $$) &", "timer=$!"]

@@ -1,0 +1,84 @@
+"""What the scripts of all schedulers share: quoting, env.sh, node.sh and how the exit is recorded."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+import msgspec
+
+from windlass.launch.job import Job, Settings
+
+HEADER = "#!/bin/bash\n# Written by `windlass launch`; read it, change it, and submit it by hand if you like.\n"
+
+# What sbatch and qsub inherit from a login shell, or from a job that launches another, would bind and place the new job's ranks.
+LEAKED = "SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_MEM_BIND SLURM_DISTRIBUTION PMIX_RANK"
+
+
+def header(settings: Settings) -> list[str]:
+    """Names with quotes in them are meant so."""
+    odd = any(letter in settings.folder + settings.workdir for letter in "\"'\\")
+    return [HEADER.rstrip(), *(["# shellcheck disable=SC2089,SC2090"] if odd else [])]
+
+
+def quoted(value: str) -> str:
+    """For bash, in double quotes: people read these scripts, and a quote inside single ones is a riddle."""
+    if shlex.quote(value) == value:
+        return value
+    return '"' + re.sub(r'([\\"$`])', r"\\\1", value) + '"'
+
+
+def env_file(settings: Settings) -> str:
+    """Sourced on every node. Variables of the fabric are set there by `windlass launch node`, which sees it; each is logged with its reason."""
+    lines = [
+        "# Sourced on every node, before Windlass starts.",
+        "export PYTHONUNBUFFERED=1  # lines reach the log when they are written",
+    ]
+    lines += [f"export {name}={quoted(value)}  # --env" for name, value in settings.env]
+    return "\n".join(lines) + "\n"
+
+
+def node_file(settings: Settings, number: Iterable[str]) -> str:
+    """Runs on every node: `node.sh RUN`. `number`: lines that set `node`, counted from 0, and perhaps `rank`."""
+    return "\n".join(
+        [
+            *header(settings),
+            "set -u",
+            'run="$1"',
+            f"folder={quoted(settings.folder)}",
+            "# shellcheck source=/dev/null",
+            '. "$folder/env.sh"',
+            f"cd {quoted(settings.workdir)} || exit 2",
+            *number,
+            f'exec {quoted(settings.python)} -P -m windlass launch node "$folder" --run "$run" --node "$node"',
+            "",
+        ]
+    )
+
+
+def job_file(job: Job, settings: Settings) -> str:
+    """For `windlass launch node`, and to look things up later."""
+    both = {"job": job, "settings": settings}
+    return msgspec.json.format(msgspec.json.encode(both), indent=2).decode() + "\n"
+
+
+def shown_command(job: Job) -> str:
+    return f"# windlass {shlex.join(job.command)}"
+
+
+# `wait` returns early, with a code above 128, when a trapped signal arrives. A container may be slow to give the signal on.
+WAIT = """while :; do
+    wait "$step"
+    code=$?
+    [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null && continue
+    break
+done
+[ "$code" -eq 0 ] && [ -e "$run/stopped" ] && code=75  # saved and stopped"""
+
+TRAPS = """trap 'touch "$run/warned"; kill -USR1 "$step" 2>/dev/null' USR1  # the time limit is near: save and stop
+trap 'kill -TERM "$step" 2>/dev/null' TERM INT"""
+FILE_TRAPS = """trap 'touch "$run/warned"' USR1  # the nodes look for this file: save and stop
+trap 'kill -TERM "$step" 2>/dev/null' TERM INT"""
+
+RECORD = """printf '{"code": %d, "ended": %d}\\n' "$code" "$(date +%s)" > "$run/.exit.part" && mv "$run/.exit.part" "$run/exit.json\""""

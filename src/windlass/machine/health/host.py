@@ -1,0 +1,112 @@
+"""Limits and versions of this machine: cores, memory, /dev/shm, open files, locked memory, clock, packages."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from windlass.core.model import Frozen
+from windlass.machine.proc import ReadText, field_bytes, read_text
+from windlass.machine.system import this_system
+
+PACKAGES = (
+    "windlass",
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "msgspec",
+    "transformers",
+    "triton",
+    "vllm",
+    "nvidia-nccl-cu12",
+)
+INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "sve", "i8mm")
+UNLIMITED = resource.RLIM_INFINITY
+
+
+class HostFacts(Frozen):
+    host: str
+    kernel: str
+    python: str
+    cpu_model: str
+    num_cores: int
+    num_machine_cpus: int
+    """Logical CPUs of the machine; the cores above are what this process may use."""
+    instructions: tuple[str, ...]
+    num_numa_nodes: int
+    ram_free_bytes: int
+    ram_total_bytes: int
+    swap_used_bytes: int
+    swap_total_bytes: int
+    shm_free_bytes: int
+    shm_total_bytes: int
+    max_locked_bytes: int | None
+    """None: no limit."""
+    max_open_files: int
+    load_per_cpu: float
+    epoch_seconds: float
+    packages: dict[str, str]
+    environment: dict[str, str]
+    """Of NCCL, PyTorch, CUDA, gloo and MPI."""
+
+
+def read_host(read: ReadText = read_text) -> HostFacts:
+    system, meminfo, cpuinfo = this_system(), read("/proc/meminfo"), read("/proc/cpuinfo")
+    shm = _usage("/dev/shm")
+    swap_total, swap_free = field_bytes(meminfo, "SwapTotal") or 0, field_bytes(meminfo, "SwapFree") or 0
+    locked, files = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return HostFacts(
+        host=os.uname().nodename,
+        kernel=os.uname().release,
+        python=sys.version.split()[0],
+        cpu_model=system.cpu_model,
+        num_cores=system.num_cores,
+        num_machine_cpus=os.cpu_count() or 1,
+        instructions=instruction_sets(cpuinfo),
+        num_numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
+        ram_free_bytes=system.ram_bytes,
+        ram_total_bytes=system.total_ram_bytes,
+        swap_used_bytes=swap_total - swap_free,
+        swap_total_bytes=swap_total,
+        shm_free_bytes=shm[0],
+        shm_total_bytes=shm[1],
+        max_locked_bytes=None if locked == UNLIMITED else locked,
+        max_open_files=2**31 if files == UNLIMITED else files,
+        load_per_cpu=os.getloadavg()[0] / (os.cpu_count() or 1),
+        epoch_seconds=time.time(),
+        packages=package_versions(),
+        environment=collective_environment(dict(os.environ)),
+    )
+
+
+def instruction_sets(cpuinfo: str) -> tuple[str, ...]:
+    flags = next((line for line in cpuinfo.splitlines() if line.startswith(("flags", "Features"))), "")
+    words = set(flags.partition(":")[2].split())
+    return tuple(name for name in INSTRUCTIONS if name in words)
+
+
+def _usage(folder: str) -> tuple[int, int]:
+    with suppress(OSError):
+        usage = shutil.disk_usage(folder)
+        return usage.free, usage.total
+    return 0, 0
+
+
+def package_versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def collective_environment(given: dict[str, str]) -> dict[str, str]:
+    prefixes = ("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "CUDNN_", "GLOO_", "TRANSFORMERS_", "DEEPSPEED_", "SLURM_LOCAL")
+    return {name: value for name, value in given.items() if name.startswith(prefixes)}

@@ -1,0 +1,237 @@
+"""What schedulers answer, read; jobs remembered; local jobs for real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waiting import until
+from windlass.errors import BadInput, UnknownName
+from windlass.launch.drive import pbs, slurm
+from windlass.launch.drive.process import is_alive, start_time
+from windlass.launch.drive.state import JobState, Record, ended_state, exit_of, runs_of
+from windlass.launch.init import expand_hosts, hostfile_lines
+from windlass.launch.job import Job
+from windlass.launch.node import filled, vllm_words
+from windlass.launch.ports import free_port, meeting_ports
+from windlass.launch.registry import all_jobs, find_job, new_name, remember
+
+pytestmark = pytest.mark.pure
+
+
+# --- Slurm
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "reason"),
+    [
+        ("7|PENDING||N/A|Resources", "waiting", "Resources: waits for nodes"),
+        ("7|PENDING||N/A|PartitionTimeLimit", "waiting", "smaller --time"),
+        ("7|PENDING||N/A|QOSMaxGRESPerUser", "waiting", "limit of your account"),
+        ("7|PENDING||N/A|ReqNodeNotAvail, UnavailableNodes:n1", "waiting", "sinfo -R"),
+        ("7|PENDING||N/A|SomethingNew", "waiting", "SomethingNew"),
+        ("7|RUNNING|n[1-2]|2026-11-16T09:00:00|None", "running", ""),
+        ("7|COMPLETING|n1|2026-11-16T09:00:00|None", "running", ""),
+        ("7|PREEMPTED||N/A|None", "waiting", "None"),
+    ],
+)
+def test_queue_lines(text: str, state: str, reason: str) -> None:
+    found = slurm.live_state(slurm.parse_queue(text))
+    assert found.state == state and reason in found.reason
+
+
+def test_running_tasks_of_an_array_count() -> None:
+    found = slurm.live_state(slurm.parse_queue("7_0|RUNNING|n1|x|None\n7_1|RUNNING|n2|x|None\n7_[2-3]|PENDING||N/A|Resources"))
+    assert found == JobState(state="running", hosts="n1,n2", reason="2 of 3 tasks run")
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected"),
+    [
+        ("COMPLETED", "0:0", "done"),
+        ("CANCELLED by 0", "0:15", "cancelled"),
+        ("FAILED", "75:0", "stopped"),
+        ("FAILED", "1:0", "failed"),
+        ("TIMEOUT", "0:0", "failed"),
+        ("NODE_FAIL", "0:0", "failed"),
+        ("OUT_OF_MEMORY", "0:125", "failed"),
+    ],
+)
+def test_how_slurm_jobs_end(state: str, code: str, expected: str) -> None:
+    assert slurm.ended(state, code).state == expected
+
+
+@pytest.mark.parametrize("state", ["PENDING", "PREEMPTED", "REQUEUED", "RUNNING", "COMPLETING", "CONFIGURING"])
+def test_what_is_not_over(state: str) -> None:
+    assert not slurm.is_over(state)
+
+
+# --- PBS
+
+QSTAT = """Job Id: 12.server
+    Job_Name = train
+    job_state = {state}
+    exec_host = n1/0*8+n2/0*8
+    comment = Not Running: Insufficient amount of resource: ngpus
+\t (R: 8 A: 0 T: 4)
+    Exit_status = {code}
+"""
+
+
+@pytest.mark.parametrize(
+    ("letter", "code", "state"),
+    [("Q", 0, "waiting"), ("R", 0, "running"), ("F", 0, "done"), ("F", 75, "stopped"), ("C", -29, "failed")],
+)
+def test_qstat(letter: str, code: int, state: str) -> None:
+    found = pbs.parse_job(QSTAT.format(state=letter, code=code))
+    assert found.state == state
+    assert found.hosts == ("n1,n2" if letter == "R" else "")
+    assert "ngpus (R: 8 A: 0 T: 4)" in found.reason if letter == "Q" else True
+
+
+def test_a_job_that_submitted_itself_again_is_followed(tmp_path: Path) -> None:
+    run = tmp_path / "run-1.server-0"
+    run.mkdir()
+    assert pbs.last_id(tmp_path, "1.server") == "1.server"
+    (run / "next").write_text("2.server\n")
+    assert pbs.last_id(tmp_path, "1.server") == "2.server"
+
+
+# --- files of a job
+
+
+def run_folder(folder: Path, name: str, code: int) -> Path:
+    made = folder / name
+    made.mkdir()
+    (made / "exit.json").write_text(json.dumps({"code": code, "ended": 1}))
+    return made
+
+
+def test_exit_files_say_how_it_ended(tmp_path: Path) -> None:
+    assert ended_state(tmp_path) is None
+    run_folder(tmp_path, "run-5_0-0", 0)
+    assert ended_state(tmp_path, 2) is None, "one task of two"
+    run_folder(tmp_path, "run-5_1-0", 2)
+    found = ended_state(tmp_path, 2)
+    assert found is not None and found.state == "failed" and "1 of 2 tasks" in found.reason
+    assert exit_of(tmp_path / "none") is None
+    assert [path.name for path in runs_of(tmp_path, "5_1")] == ["run-5_1-0"]
+
+
+def a_record(name: str, folder: Path, submitted: float = 1.0) -> Record:
+    job = Job(name=name, command=("bench", "tiny-glm"))
+    return Record(name=name, scheduler="local", folder=str(folder), id="1:2", submitted=submitted, job=job)
+
+
+def write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def test_jobs_are_remembered_and_found(tmp_path: Path) -> None:
+    remember(tmp_path, a_record("one", tmp_path), write)
+    remember(tmp_path, a_record("two", tmp_path, 2.0), write)
+    (tmp_path / "broken.json").write_text("{")
+    assert [record.name for record in all_jobs(tmp_path)] == ["two", "one"]
+    assert find_job(tmp_path, "one").name == "one"
+    with pytest.raises(UnknownName, match="did you mean"):
+        find_job(tmp_path, "onee")
+    assert new_name(tmp_path, "one") == "one-2"
+    with pytest.raises(BadInput, match="no job"):
+        find_job(tmp_path / "nowhere", "one")
+
+
+def test_a_pid_that_is_used_again_is_not_our_job() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            assert is_alive(f"{process.pid}:{start_time(process.pid)}")
+            assert not is_alive(f"{process.pid}:1")
+        finally:
+            process.kill()
+    assert not is_alive(f"{process.pid}:1")
+
+
+# --- small things
+
+
+def test_other_nodes_of_vllm_get_the_model_and_the_plan() -> None:
+    assert vllm_words(("serve", "./M", "--engine", "vllm", "--plan", "p.json")) == ["./M", "--plan", "p.json"]
+    assert vllm_words(("serve", "./M", "--engine", "vllm", "--plan=p.json")) == ["./M", "--plan", "p.json"]
+    with pytest.raises(BadInput, match="needs a plan"):
+        vllm_words(("serve", "./M", "--engine", "vllm"))
+
+
+def test_values_go_where_the_braces_are() -> None:
+    assert filled(("eval", "M-{}", "--tasks", "{}"), "a b") == ["eval", "M-a b", "--tasks", "a b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1,n2", ["n1", "n2"]),
+        ("node[001-003]", ["node001", "node002", "node003"]),
+        ("a[1,3-4]-ib,login", ["a1-ib", "a3-ib", "a4-ib", "login"]),
+        ("", []),
+    ],
+)
+def test_host_lists(text: str, names: list[str]) -> None:
+    assert expand_hosts(text) == names
+    assert hostfile_lines(names, 8).count("slots=8") == len(names)
+
+
+@given(st.text())
+def test_meeting_ports_are_no_outgoing_ones(name: str) -> None:
+    assert all(20000 <= port < 30000 for port in meeting_ports(name)) and len(set(meeting_ports(name))) == 64
+
+
+def test_a_port_that_is_taken_is_passed_over() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        other = free_port([port, port + 1, port + 2, port + 3])
+        assert other != port
+        with pytest.raises(BadInput, match="none of 1 ports"):
+            free_port([port])
+
+
+@pytest.mark.multi
+def test_a_local_job_from_launch_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in the background, is listed, ends with its code; a second is cancelled and leaves nothing."""
+    monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
+    monkeypatch.chdir(tmp_path)
+
+    def windlass(*words: str, code: int = 0) -> str:
+        done = subprocess.run([sys.executable, "-m", "windlass", *words], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr + done.stdout
+        return done.stdout
+
+    assert "train-none is launched" in windlass("launch", "local", "--", "train", "run", "none.toml")
+    until(lambda: json.loads(windlass("launch", "list", "--json"))[0]["state"] == "failed")
+    assert "none.toml" in windlass("launch", "logs", "train-none")
+    assert "exit code 2" in windlass("launch", "status", "train-none", code=2)
+    (tmp_path / "fifo.toml").unlink(missing_ok=True)
+    import os
+
+    os.mkfifo(tmp_path / "fifo.toml")  # a command that waits until it is ended
+    windlass("launch", "local", "--name", "wait", "--", "train", "run", "fifo.toml", "--out", "x", "--set", "schedule.steps=1")
+    folder = tmp_path / "jobs" / "wait"
+    until(lambda: (folder / "run-0" / "pid").exists())
+    pid = int((folder / "run-0" / "pid").read_text())
+    assert "cancelled" in windlass("launch", "cancel", "wait")
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    assert json.loads(windlass("launch", "status", "wait", "--json", code=1))["state"] == "cancelled"
+    assert "no longer listed" in windlass("launch", "forget", "wait")
+    assert (
+        "job 'wait'"
+        in subprocess.run(
+            [sys.executable, "-m", "windlass", "launch", "status", "wait"], capture_output=True, text=True, check=False
+        ).stderr
+    )
