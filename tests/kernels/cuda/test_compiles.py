@@ -15,7 +15,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 from kept import compiled, functions_of  # noqa: E402
-from recorded import Recorder, Unit, full_size, record  # noqa: E402
+from recorded import Recorder, Unit, full_size, offloaded, record  # noqa: E402
 
 from windlass.core.fused import unsupported  # noqa: E402
 from windlass.families.registry import known_models, spec_of  # noqa: E402
@@ -35,10 +35,16 @@ def recorded(name: str, group: int = 128) -> Recorder:
         return record(full_size(name, group), patch)
 
 
+@cache
+def recorded_offloaded() -> Recorder:
+    with pytest.MonkeyPatch.context() as patch:
+        return record(offloaded("GLM-4.6"), patch)
+
+
 def units() -> dict[Unit, set[str]]:
     found: dict[Unit, set[str]] = {}
-    for name in COMPILED:
-        for (file, defines), functions in recorded(name).units.items():
+    for one in (*map(recorded, COMPILED), recorded_offloaded()):
+        for (file, defines), functions in one.units.items():
             found.setdefault((file, defines), set()).update(functions)
     return found
 

@@ -41,12 +41,16 @@ class StreamedLayers:
     def __init__(self, host: Sequence[HostExperts], slots: ExpertSlots, share_blocks: int) -> None:
         self._host, self._slots, self._share_blocks = host, slots, share_blocks
         self._half = host[0].gate_up.shape[0]
-        if slots.gate_up.data.is_cuda:
+        self._is_there = slots.gate_up.data.is_cuda
+        """Else there are only shapes, and nothing to copy."""
+        if self._is_there:
             self._stream = torch.cuda.Stream(slots.gate_up.data.device)
             self._copied, self._used = ([torch.cuda.Event(), torch.cuda.Event()] for _ in range(2))
         self.num_bytes = 0
 
     def before(self, layer: int) -> None:
+        if not self._is_there:
+            return
         if layer == 0:
             for used in self._used:
                 used.record()
@@ -55,6 +59,8 @@ class StreamedLayers:
         self._copied[layer % 2].wait()
 
     def after(self, layer: int) -> None:
+        if not self._is_there:
+            return
         self._used[layer % 2].record()
         if layer + 2 < len(self._host):
             self._copy(layer + 2)

@@ -19,17 +19,19 @@ class PinnedMemory:
     """Pieces of host memory, each registered as a whole. They are unregistered when it is closed or forgotten."""
 
     def __init__(self, device: torch.device) -> None:
-        """For a CPU, as in tests, it is plain memory."""
-        self._is_registered = device.type == "cuda"
+        """For a CPU, as in tests, it is plain memory; for shapes alone (the device "meta") none."""
+        self._device = device
         self._pieces: list[Tensor] = []
         self.close = weakref.finalize(self, _unregister, self._pieces)
 
     def piece(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes], zero."""
+        if self._device.type == "meta":
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         memory = page_aligned(num_bytes)
         # Pages are made by many threads here; while it registers, the driver would make them one by one.
         memory.zero_()
-        if not self._is_registered:
+        if self._device.type != "cuda":
             return memory
         status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), num_bytes, PORTABLE_AND_MAPPED)
         if int(status):

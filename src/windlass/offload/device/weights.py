@@ -76,6 +76,8 @@ class _Memory:
         self.mailbox = self.pinned.piece(mailbox_bytes(gate_up.inputs))
         self.state = torch.zeros(STATE_WORDS + split.num_experts, dtype=torch.int32, device=device)
         places, slots = _tables(split)
+        self.first_places: list[list[int]] = places.tolist()
+        """Of the table as it begins."""
         self.table, self.whole_table = places.to(device), slots.to(device)
         self.uses = torch.zeros_like(self.table)
         self.totals = torch.zeros(2, dtype=torch.int64, device=device)
@@ -153,7 +155,7 @@ class DeviceTieredWeights:
             only = first, min(first + PIECE, split.num_experts)
             gate_up, down = (self._behind.experts(layer, *parts, only=only) for parts in (("gate", "up"), ("down",)))
             memory = self._ready(gate_up, down)
-            places = memory.table[index].tolist()[only[0] : only[1]]
+            places = memory.first_places[index][only[0] : only[1]]
             for number, at in enumerate(places):
                 if at < 0:
                     memory.host[index].put(-1 - at, gate_up.data[number], down.data[number])
