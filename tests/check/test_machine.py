@@ -21,7 +21,7 @@ from windlass.check.machine.gpus import judge_gpus
 from windlass.check.machine.host import judge_alike, judge_host
 from windlass.check.needs import Needs
 from windlass.check.report import Check
-from windlass.machine.disk_check import DiskFacts, disk_room, measure_disk, renames
+from windlass.machine.health.disk_check import DiskFacts, disk_room, measure_disk, renames
 from windlass.machine.health.gpus import GpuProcess, GpuReport, query_health
 from windlass.machine.health.host import instruction_sets
 from windlass.machine.health.kernel_log import Xid, parse_xids

@@ -157,9 +157,9 @@ PLANNING = frozenset("bundled cli core errors families formats open plan units".
 @pytest.mark.parametrize(
     ("arguments", "packages", "most"),
     [
-        (["--help"], {"cli", "core", "errors", "units"}, 60),
-        (["plan", "--help"], {"cli", "core", "errors", "units"}, 60),
-        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"], PLANNING, 150),
+        (["--help"], {"cli", "core", "errors", "units"}, 70),
+        (["plan", "--help"], {"cli", "core", "errors", "units"}, 70),
+        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"], PLANNING, 165),
     ],
     ids=["help", "plan-help", "plan"],
 )

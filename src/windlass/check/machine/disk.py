@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from windlass.check.needs import Needs
 from windlass.check.report import Check, failed, passed, warned
 from windlass.core.model import Frozen
-from windlass.machine.disk_check import DiskFacts
+from windlass.machine.health.disk_check import DiskFacts
 from windlass.units import GIB, MB, format_bytes
 
 SPARE_BYTES = 5 * GIB

@@ -17,7 +17,7 @@ import msgspec
 
 from windlass.check.machine.disk import SharedFacts
 from windlass.check.machine.facts import read_machine
-from windlass.machine.disk_check import DiskFacts, measure_disk
+from windlass.machine.health.disk_check import DiskFacts, measure_disk
 
 CONNECT_SECONDS = 3.0
 PINGS = 20

@@ -15,7 +15,7 @@ from windlass.check.machine.disk import SharedFacts
 from windlass.check.machine.facts import MachineFacts
 from windlass.check.network.judge import Measured, Reached
 from windlass.core.model import Frozen
-from windlass.machine.disk_check import DiskFacts
+from windlass.machine.health.disk_check import DiskFacts
 
 PAIRS = 512
 """Of 1,024 machines a million pairs would be tried: beyond this number each one tries its neighbours in a ring."""

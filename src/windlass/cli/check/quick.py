@@ -26,7 +26,7 @@ def quick_report(needs: Needs, folder: Path) -> Report:
     from windlass.check.machine.disk import judge_disk
     from windlass.check.machine.facts import judge_machine, read_machine
     from windlass.check.report import Report
-    from windlass.machine.disk_check import disk_room
+    from windlass.machine.health.disk_check import disk_room
 
     facts = read_machine()
     rows = [*judge_machine(facts, needs), *judge_disk(disk_room(folder), needs, facts.host.host)]

@@ -49,7 +49,7 @@ def _machines(options: CheckOptions, needs: Needs) -> list[Check]:
         return check_hosts(options, needs)
     from windlass.check.machine.disk import judge_disk
     from windlass.check.machine.facts import judge_machine, read_machine
-    from windlass.machine.disk_check import disk_room, measure_disk
+    from windlass.machine.health.disk_check import disk_room, measure_disk
 
     facts = read_machine(full=options.full)
     if options.full:

@@ -61,7 +61,7 @@ def this_machines_gpu_health() -> GpuReport:
     try:
         import pynvml
     except ImportError:
-        return GpuReport(problem="nvidia-ml-py is not installed: pip install 'windlass[probe]'")
+        return GpuReport(problem="nvidia-ml-py is not installed: pip install 'windlass-llm[probe]'")
     return query_health(pynvml)
 
 

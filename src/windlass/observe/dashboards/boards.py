@@ -96,6 +96,26 @@ SERVE = Board(
         ),
         _one("Steps", f"sum({_rate(s.ENGINE_STEPS)})", "cps", "steps"),
         _one(
+            "Drafts accepted",
+            f"{_rate(s.ACCEPTED)} / {_rate(s.DRAFTED)}",
+            "percentunit",
+            "{{instance}}",
+            most=1.0,
+            help="Empty without --speculate.",
+        ),
+        _one(
+            "Models loaded", _of(s.MODEL_LOADED), legend="{{model}}", type="state-timeline", help="Of a server of several models."
+        ),
+        _one("Requests waiting for a model", _of(s.MODEL_WAITING), legend="{{model}}"),
+        Panel(
+            title="Models loaded and unloaded",
+            queries=(
+                Query(expr=_rate(s.MODEL_LOADS), legend="{{model}} loaded"),
+                Query(expr=_rate(s.MODEL_SWAPS), legend="{{instance}} swaps"),
+            ),
+            unit="cps",
+        ),
+        _one(
             "Tokens by key",
             f"sum by (key, kind) ({_rate(s.KEY_TOKENS)})",
             legend="{{key}} {{kind}}",
