@@ -1,9 +1,10 @@
-"""Seconds that a router's decision takes. `python bench/speed_route.py`; under a millisecond is promised, three for the slowest of 100."""
+"""A router's decision: under a millisecond is promised (bench/route/decisions.py has the slowest of a hundred)."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from random import Random
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -26,18 +27,17 @@ def predictor() -> tuple[PromptPredictor, list[str]]:
     return PromptPredictor(fit(make_table(answers), FitOptions()).router), prompts
 
 
-def main() -> None:
+def measurements() -> dict[str, Callable[[], float]]:
+    return {"a router's decision": _median}
+
+
+def _median() -> float:
     made, prompts = predictor()
-    times = sorted(_seconds(made, prompt) for prompt in [*prompts * 3, *[" ".join(prompts[:40])] * 30])
-    for name, share in (("median", 0.5), ("99 %", 0.99)):
-        print(f"decision, {name:8} {times[int(share * (len(times) - 1))] * 1e6:10,.0f} µs")
+    times = sorted(_seconds(made, prompt) for prompt in prompts)
+    return times[len(times) // 2]
 
 
 def _seconds(made: PromptPredictor, prompt: str) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     made.predict(prompt)
-    return time.perf_counter() - began
-
-
-if __name__ == "__main__":
-    main()
+    return time.process_time() - began

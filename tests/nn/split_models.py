@@ -139,7 +139,7 @@ def replayed(decoder: Decoder, steps: Steps) -> list[Tensor]:
     said: list[Tensor] = []
     for step, _ in steps:
         for to, source in zip(vars(buffers).values(), vars(step).values(), strict=True):
-            if source is not None:
+            if isinstance(source, Tensor):
                 to[tuple(slice(size) for size in source.shape)] = source
         recorded.run()
         said.append(logits[: int(step.counts[2])].clone())

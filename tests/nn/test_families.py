@@ -65,7 +65,7 @@ class Recorded:
     def __call__(self, step: Any) -> Any:
         for field in dataclasses.fields(step):
             to, source = getattr(self.step, field.name), getattr(step, field.name)
-            if source is not None:
+            if isinstance(source, torch.Tensor):
                 to[tuple(slice(size) for size in source.shape)] = source
         self.program.run()
         return self.logits[: int(step.counts[2])].clone()

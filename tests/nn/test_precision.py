@@ -32,7 +32,7 @@ def both_halves(decoder: Any, tiny: Any, dtype: Any, device: str = "cpu") -> Any
 
 
 def on_device(step: Step, device: str) -> Step:
-    moved = {name: value.to(device) for name, value in vars(step).items() if name != "counts" and value is not None}
+    moved = {name: value.to(device) for name, value in vars(step).items() if name != "counts" and isinstance(value, torch.Tensor)}
     return Step(**moved, counts=step.counts)
 
 

@@ -75,8 +75,8 @@ def test_missing_files(tiny: Any, tmp_path: Path) -> None:
 
 
 def test_others_ways_of_packing(tiny: Any, tmp_path: Path) -> None:
-    folder = rewritten(tiny.make(tmp_path / "model", "qwen3"), quantization_config={"quant_method": "gptq", "bits": 4})
-    one_line(folder, BadInput, r"quant_method 'gptq' is not supported \(supported: compressed-tensors, fp8, mxfp4\)")
+    folder = rewritten(tiny.make(tmp_path / "model", "qwen3"), quantization_config={"quant_method": "aqlm", "bits": 2})
+    one_line(folder, BadInput, r"quant_method 'aqlm' is not supported \(supported: compressed-tensors, fp8, mxfp4, awq, gptq\)")
 
 
 def damaged(tiny: Any, folder: Path, change: Any) -> Path:

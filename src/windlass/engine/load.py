@@ -80,7 +80,8 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     began = time.perf_counter()
     device = chosen_device(launch.device)
     built = build(launch, device, progress)
-    engine = make_engine(with_limits(launch, built), built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
+    launch = with_limits(launch, built)
+    engine = make_engine(launch, built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
     if launch.adapters:
         add_adapters(launch, engine, built)
     if _kind(device) == "cuda":
@@ -108,6 +109,7 @@ def with_limits(launch: Launch, built: LoadedDecoder) -> Launch:
         kv_bytes=built.kv_bytes,
         max_sequences=sequences or None,
         max_step_tokens=launch.max_step_tokens or built.step_tokens,
+        speculate="off" if built.step_tokens and launch.speculate == "auto" else launch.speculate,
     )
 
 

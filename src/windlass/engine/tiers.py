@@ -34,6 +34,7 @@ from windlass.offload.placement import (
     tier_folder,
 )
 from windlass.offload.weights import ExpertSource, TieredWeights, tier_key
+from windlass.units import format_bytes
 
 
 class RankWeights(NamedTuple):
@@ -111,6 +112,11 @@ def _beside_device(
     if moe is None or demand.experts is None or not getattr(weights.source, "tiled", False):
         check_weights(weights.spec.name, weights.num_bytes, cap)
     assert moe is not None and demand.experts is not None
+    if launch.speculate not in ("off", "auto") or launch.adapters:
+        raise BadInput(
+            f"{'--lora' if launch.adapters else '--speculate'} needs all weights on the GPU, and {format_bytes(weights.num_bytes - cap)} do not fit; "
+            "leave it out, or use fewer bits"
+        )
     plan = plan_device(weights.spec, demand, cap, launch)
     check_host(launch, plan.host_bytes)
     source = DeviceTieredWeights(weights.source, plan.split, plan.first_layer)

@@ -108,17 +108,17 @@ def test_a_stopped_loop_is_named_in_json(model: Path, capsys: pytest.CaptureFixt
 
 
 def test_the_sampling_is_shown_as_numbers_and_is_the_servers(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from windlass.cli.serve.run import _sampling
+    from windlass.cli.serve.openers import sampling_of
     from windlass.open.generation import DEFAULTS
 
     (model / "generation_config.json").write_text('{"top_k": 20, "temperature": 0.6}')
     client = FakeClient()
     assert ask(model, client) == 0
     assert "temperature 0.6, top_p 0.95, top_k 20" in capsys.readouterr().err
-    assert client.requests[0].sampling == _sampling(model)
+    assert client.requests[0].sampling == sampling_of(model)
     (model / "generation_config.json").unlink()
     assert ask(model, client) == 0
-    assert client.requests[1].sampling == _sampling(model) == Sampling(**DEFAULTS)
+    assert client.requests[1].sampling == sampling_of(model) == Sampling(**DEFAULTS)
 
 
 def test_the_prompt_may_be_piped(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,13 @@ def test_smollm2_answers(smollm2: Path) -> None:
     assert made.returncode == 0 and made.stderr == ""
     found = json.loads(made.stdout)
     assert found["content"] == "The capital of France is Paris." and found["finish_reason"] == "stop"
-    assert found["usage"] == {"prompt_tokens": 37, "completion_tokens": 8, "cached_tokens": 0, "reasoning_tokens": 0}
+    assert found["usage"] == {
+        "prompt_tokens": 37,
+        "completion_tokens": 8,
+        "cached_tokens": 0,
+        "reasoning_tokens": 0,
+        "energy_joules": None,
+    }
     assert found["tokens_per_second"] > 0 and found["time_to_first_token_seconds"] > 0 and found["load_seconds"] > 0
 
 

@@ -242,7 +242,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "more KV heads than heads": (tiny("llama", num_key_value_heads=12), "num_key_value_heads"),
     "hidden that heads do not divide": (tiny("llama", "head_dim", num_attention_heads=7, num_key_value_heads=7), "num_attention_heads"),
     "two names that disagree": (tiny("bloom", num_attention_heads=6), "num_attention_heads"),
-    "weights in an unread format": (tiny("llama", quantization_config={"quant_method": "gptq", "bits": 4}), "gptq"),
+    "weights in an unread format": (tiny("llama", quantization_config={"quant_method": "aqlm", "bits": 2}), "aqlm"),
     "weights in an unnamed format": (tiny("llama", quantization_config={"bits": 4}), "quant_method"),
     "more active experts than experts": (tiny("mixtral", num_experts_per_tok=4), "num_experts_per_tok"),
     "groups that do not divide": (tiny("glm4_moe", n_group=2), "n_group"),

@@ -28,7 +28,7 @@ HEADS = "attention without heads of 128 dimensions"
 QUERIES = "attention with a sliding window, sinks, or more than 16 query heads per kv head"
 KIND = "norms or positions other than RMS norm and RoPE"
 FUSED = """GLM-4.5-Air GLM-4.5-Air-Base GLM-4.5 GLM-4.6 GLM-4.7 glm-4-9b glm-4-9b-chat INTELLECT-3 Llama-3.1-70B Llama-3.1-8B Llama-2-70B
-CodeLlama-70B CodeLlama-70B-Instruct Mistral-7B-v0.3 ALIA-40B Qwen3-8B Qwen3-32B Qwen3-30B-A3B Qwen3-235B-A22B"""
+Llama-3.3-70B-Instruct CodeLlama-70B CodeLlama-70B-Instruct Mistral-7B-v0.3 ALIA-40B Qwen3-8B Qwen3-32B Qwen3-30B-A3B Qwen3-235B-A22B"""
 OTHERS = {
     "GLM-4.7-Flash GLM-5 GLM-5.1 GLM-5.2 GLM-5.3 DeepSeek-V3 Evo2-40B": HEADS,
     "GLM-4-32B-0414 Mistral-7B-v0.1": QUERIES,

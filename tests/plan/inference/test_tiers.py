@@ -97,6 +97,6 @@ def test_the_launch_gets_the_placement(tmp_path: Path, monkeypatch: pytest.Monke
     launch = open_plan.apply_plan(Launch(model=str(tmp_path)), plan)
     assert launch.tiers == plan.tiers and launch.host_memory == 32 * GB
     on_gpus = planned("Llama-3.1-405B", "2xA100-80GB,ram=256GB,disk=500GB")
-    with pytest.raises(Exception, match="offloads weights of GPUs, which this engine does not support yet"):
+    with pytest.raises(Exception, match="streams matrices to a GPU, which this engine does not do yet"):
         open_plan.apply_plan(Launch(model=str(tmp_path)), on_gpus)
     assert msgspec.structs.replace(launch, tiers=()).tiers == ()

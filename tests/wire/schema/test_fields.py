@@ -20,7 +20,7 @@ HONOURED_IN_CHATS = frozenset(
     "model messages temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty logit_bias seed stop "
     "stop_token_ids ignore_eos max_tokens max_completion_tokens n stream stream_options structured_outputs cache_salt timeout "
     "return_token_ids logprobs top_logprobs tools tool_choice response_format reasoning_effort chat_template_kwargs "
-    "add_special_tokens best_of parallel_tool_calls continue_final_message add_generation_prompt min_tokens".split()
+    "add_special_tokens best_of parallel_tool_calls continue_final_message add_generation_prompt min_tokens priority".split()
 )
 TAKEN = frozenset("user metadata safety_identifier prompt_cache_key".split())
 """They ask for nothing."""

@@ -11,12 +11,12 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from windlass import __version__
 from windlass.core.model import Frozen
 from windlass.machine.proc import ReadText, field_bytes, read_text
 from windlass.machine.system import this_system
 
 PACKAGES = (
-    "windlass",
     "torch",
     "numpy",
     "safetensors",
@@ -100,7 +100,8 @@ def _usage(folder: str) -> tuple[int, int]:
 
 
 def package_versions() -> dict[str, str]:
-    found: dict[str, str] = {}
+    """Ours is named as it is imported; the distribution has another name."""
+    found = {"windlass": __version__}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
