@@ -211,7 +211,11 @@ class Engine:
         for number in [*self._sequences, *self._compiling]:
             self.cancel(number)
         self._grammars.close()
+        self._after_step = None  # which holds the weights
         if hasattr(self, "runner"):
+            tier = getattr(self.runner.decoder, "tier", None)
+            if tier is not None:
+                tier.close()
             del self.runner
             trim_heap()
 

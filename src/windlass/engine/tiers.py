@@ -19,7 +19,7 @@ from windlass.errors import BadInput
 from windlass.kernels.cuda.route import MAX_ROWS
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import ModelShard
-from windlass.offload.device.plan import check_host, plan_device
+from windlass.offload.device.plan import OTHER_BYTES, check_host, plan_device
 from windlass.offload.device.weights import DeviceTieredWeights
 from windlass.offload.placement import (
     HostBudget,
@@ -80,7 +80,7 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
             raise BadInput("--speculate mtp needs all weights in memory, and some are on disk; choose ngram or a small model")
         return Decoder(weights.spec, source, context_tokens, shard=weights.shard, mtp=mtp)
 
-    if device.startswith("cuda") and weights.num_bytes > _capped(launch, device, weights.rank, free_bytes):
+    if device.startswith("cuda") and _exceeds_device(launch, device, weights, free_bytes):
         return _beside_device(launch, device, weights, free_bytes, decoder)
     if device != "cpu" or not _exceeds(launch, weights, free_bytes):
         check_weights(weights.spec.name, weights.num_bytes, _capped(launch, device, weights.rank, free_bytes))
@@ -103,20 +103,32 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
     return BuiltDecoder(built, kv_bytes, f"{describe_tiers(placed)} in {folder.path}")
 
 
+def _exceeds_device(launch: Launch, device: str, weights: RankWeights, free_bytes: int) -> bool:
+    """Weights alone; with experts, which can be moved, weights beside the KV cache that was asked for."""
+    cap = _capped(launch, device, weights.rank, free_bytes)
+    can_move = weights.spec.experts is not None and getattr(weights.source, "tiled", False)
+    beside = launch.kv_bytes + OTHER_BYTES if launch.kv_bytes and can_move else 0
+    return weights.num_bytes + beside > cap
+
+
 def _beside_device(
     launch: Launch, device: str, weights: RankWeights, free_bytes: int, decoder: Callable[[Any], Decoder]
 ) -> BuiltDecoder:
     """Experts that do not fit the device go to host memory."""
     cap = _capped(launch, device, weights.rank, free_bytes)
+    if launch.speculate not in ("off", "auto") or launch.adapters:
+        raise BadInput(
+            f"{'--lora' if launch.adapters else '--speculate'} needs all weights on the GPU, and they need {format_bytes(weights.num_bytes)} of "
+            f"{format_bytes(cap)}; leave it out, or use fewer bits"
+        )
+    if (launch.max_sequences or 0) > MAX_ROWS:
+        raise BadInput(
+            f"{launch.max_sequences} sequences at once need all experts on the GPU; ask for at most {MAX_ROWS}, or use fewer bits"
+        )
     moe, demand = weights.spec.experts, rank_demand(list(weights.tensors()), weights.spec, launch)
     if moe is None or demand.experts is None or not getattr(weights.source, "tiled", False):
         check_weights(weights.spec.name, weights.num_bytes, cap)
     assert moe is not None and demand.experts is not None
-    if launch.speculate not in ("off", "auto") or launch.adapters:
-        raise BadInput(
-            f"{'--lora' if launch.adapters else '--speculate'} needs all weights on the GPU, and {format_bytes(weights.num_bytes - cap)} do not fit; "
-            "leave it out, or use fewer bits"
-        )
     plan = plan_device(weights.spec, demand, cap, launch)
     check_host(launch, plan.host_bytes)
     source = DeviceTieredWeights(weights.source, plan.split, plan.first_layer)
@@ -127,7 +139,7 @@ def _beside_device(
         source.abort()
         raise
     if source.speeds is not None:
-        built.tier.placed = plan.placed(source.speeds)
+        built.tier.speeds, built.tier.placed = source.speeds, plan.placed(source.speeds)
     return BuiltDecoder(built, plan.kv_bytes, built.tier.line, MAX_ROWS, plan.step_tokens)
 
 

@@ -50,8 +50,8 @@ def apply_plan(launch: Launch, plan: Plan) -> Launch:
 
 
 def _host_memory(launch: Launch, plan: Plan) -> int | None:
-    """A placement on CPUs is for the memory that the plan was given."""
-    if not plan.tiers or launch.host_memory is not None:
+    """A placement on CPUs is for the memory that the plan was given; beside a GPU, host memory is what is free."""
+    if not plan.tiers or launch.host_memory is not None or any(one.device_bytes for one in plan.tiers):
         return launch.host_memory
     return max(held.capacity_bytes for held in plan.memory.per_device) * launch.ranks_per_machine
 

@@ -120,12 +120,22 @@ class _Placer:
         used = demand.fixed_bytes + self._all - moved + ring
         in_host, host_used = self._host_homes(streamed)
         slots, host_slots = self._slots(room.first - used, room.host - host_used)
-        least = min(pool.least_slots, pool.num_experts) * in_blocks(pool.expert_bytes) if pool and not self._has_device else 0
+        least = self._least_slots(slots) * in_blocks(pool.expert_bytes) if pool else 0
         short = max(used + least - room.first, 0) + self._disk_short(streamed - in_host, slots + host_slots)
         device, host = (slots, host_slots) if self._has_device else (0, slots)
         host_bytes, disk_bytes = self._bytes(in_host), self._bytes(streamed - in_host)
         seconds = _seconds(demand, self._speeds, host_bytes, disk_bytes, ring, device, host)
         return Split(streamed, in_host, ring, slots, host_slots, short, seconds)
+
+    def _least_slots(self, slots: int) -> int:
+        """Without which a layer cannot be computed, where not all experts are in the first tier."""
+        pool = self._demand.experts
+        assert pool is not None
+        if not self._has_device:
+            return min(pool.least_slots, pool.num_experts)
+        if slots == pool.num_experts:
+            return slots
+        return slots + STAGED_LAYERS * (pool.num_experts - slots) // pool.num_layers + SPARE_SLOTS
 
     def improved(self, split: Split) -> Split:
         """Single units are moved while that makes it fit better or the step faster."""
@@ -145,6 +155,8 @@ class _Placer:
         disk_experts = num_experts if split.first_slots + split.host_slots < num_experts else 0
         first = demand.fixed_bytes + self._all - sum(self._sizes[index] for index in split.streamed)
         first += split.ring_bytes + split.first_slots * expert_bytes
+        if pool and self._has_device and split.first_slots < num_experts:
+            first += (STAGED_LAYERS * (num_experts - split.first_slots) // pool.num_layers + SPARE_SLOTS) * expert_bytes
         below = sum(self._sizes[index] for index in split.in_host) + split.host_slots * expert_bytes
         return TierPlacement(
             host_units=self._names(split.in_host),

@@ -94,6 +94,11 @@ class TieredTiles:
     def num_experts(self) -> int:
         return self.table.shape[0] - 1
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all experts, wherever they are, gate, up and down."""
+        return self.num_experts * sum(tiles.data[0].numel() for tiles in (self.slots.gate_up, self.slots.down))
+
     def set_shared(self, gate_up: Tiles, down: Tiles) -> tuple[Tiles, Tiles]:
         """Copies the shared expert to its slot, and returns it as it lies there."""
         at = self.shared_slot, self.shared_slot + 1

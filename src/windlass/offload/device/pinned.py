@@ -26,8 +26,8 @@ class PinnedMemory:
 
     def piece(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes], zero."""
-        if self._device.type == "meta":
-            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        if self._device.type == "meta" or not num_bytes:
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device if num_bytes else "cpu")
         memory = page_aligned(num_bytes)
         # Pages are made by many threads here; while it registers, the driver would make them one by one.
         memory.zero_()
@@ -45,6 +45,8 @@ class PinnedMemory:
 
 
 def _unregister(pieces: list[Tensor]) -> None:
+    if pieces:
+        torch.cuda.synchronize()  # kernels may be reading them
     for memory in pieces:
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
     pieces.clear()

@@ -12,7 +12,7 @@ from windlass.core.model import ModelSpec, MoE, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
 from windlass.core.tiers.placement import experts_on_device, predicted_seconds
 from windlass.core.tiers.values import Demand, Speeds, TierPlacement
-from windlass.errors import DoesNotFit
+from windlass.errors import DoesNotFit, Impossible
 from windlass.offload.device.weights import DeviceSplit
 from windlass.offload.placement import host_budget
 from windlass.units import MIB, format_bytes
@@ -21,6 +21,8 @@ OTHER_BYTES = 1536 * MIB
 """Of a device: the driver's context, libraries, captured graphs."""
 LOADED_LAYERS = 1
 """Layers of experts beside the slots while they are loaded or made."""
+ROUTER_BYTES = 10
+"""Of a weight of a router: fp32, and the three parts in bf16 that add up to it (nn/fused/feed_forward.py)."""
 KV_SHARE = 1 / 16
 """Of the device, for a KV cache that was not asked for."""
 KV_TOKENS = 64 * 1024
@@ -65,8 +67,13 @@ def plan_device(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch)
     assert moe is not None and pool is not None
     first = next(index for index, layer in enumerate(spec.layers) if isinstance(layer.feed_forward, MoE))
     layers, per_layer = spec.num_layers - first, pool.num_experts // (spec.num_layers - first)
+    if pool.num_layers != layers or per_layer != moe.num_experts:
+        raise Impossible(
+            f"{spec.name} has layers without experts among those with them, which cannot be kept in host memory beside a GPU yet"
+        )
     kv_bytes, step_tokens = _kv_bytes(spec, launch, cap_bytes), _step_tokens(spec, moe, launch, cap_bytes)
     others = demand.fixed_bytes + demand.unit_bytes + kv_bytes + step_tokens * row_bytes(spec, moe) + OTHER_BYTES
+    others += layers * ROUTER_BYTES * moe.num_experts * spec.hidden_size
     room = cap_bytes - others - LOADED_LAYERS * per_layer * pool.expert_bytes
     on_device = experts_on_device(room, layers, per_layer, pool.expert_bytes)
     if on_device < 0:
@@ -76,7 +83,7 @@ def plan_device(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch)
             f"{format_bytes(short)} are missing; lower --context, or use a larger device",
             short,
         )
-    if launch.tiers:
+    if launch.tiers and launch.tiers[0].device_bytes:
         on_device = min(on_device, launch.tiers[0].device_slots // layers)
     split = DeviceSplit(layers, per_layer, on_device, moe.shared_intermediate_size > 0)
     return DevicePlan(split, first, kv_bytes, step_tokens, demand, pool.expert_bytes)

@@ -65,7 +65,7 @@ class Promotions:
     def _choose(self) -> None:
         self._is_counting = False
         now = self._counted.tolist()
-        counts = [[new - old for new, old in zip(*pair, strict=True)] for pair in zip(now, self._last, strict=True)]
+        counts = [[(new - old) % 2**32 for new, old in zip(*pair, strict=True)] for pair in zip(now, self._last, strict=True)]
         self._last, self._scores = now, decayed(self._scores, counts)
         busy = {one.swap.layer for one in self._moving}
         on_device = [[at >= 0 for at in row] for row in self._known[0][:, :-1].tolist()]
@@ -81,7 +81,10 @@ class Promotions:
         )
         host, event = self._host[swap.layer], torch.cuda.Event()
         gate_up, down, blocks = self._slots.gate_up.data[spare], self._slots.down.data[spare], host.down_share.shape[2]
+        free = torch.cuda.Event()
+        free.record()  # after the steps that are under way, which may read the expert that was in this slot
         with torch.cuda.stream(self._stream):
+            free.wait()
             gate_up.copy_(host.gate_up[place], non_blocking=True)
             down[:, :blocks].copy_(host.down_share[place], non_blocking=True)
             down[:, blocks:].copy_(host.down[place], non_blocking=True)

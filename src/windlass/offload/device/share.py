@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from windlass.errors import Impossible
 from windlass.kernels import build
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.tiered import ITEMS_AT, MAX_ROWS, ROWS_AT, sums_at
+from windlass.kernels.program import program
 
 
 class _Shape(ctypes.Structure):
@@ -81,7 +83,11 @@ class CpuShare:
             down=ctypes.addressof(self._bases[1]),
         )
         self._handle = ctypes.c_void_p(self._lib.share_start(ctypes.byref(self.shape)))
-        self.close = weakref.finalize(self, self._lib.share_stop, self._handle)
+        if not self._handle:
+            raise Impossible(
+                f"{self.shape.threads} threads for the CPU's part of the experts cannot be started; set WINDLASS_THREADS"
+            )
+        self.close = weakref.finalize(self, _stop, self._lib, self._handle)
 
     @property
     def counts(self) -> ShareCounts:
@@ -94,6 +100,13 @@ class CpuShare:
         self._lib.share_ask(ctypes.byref(self.shape))
 
 
+def _stop(lib: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
+    """A step that is under way gets its answers first: the device would wait for them."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    lib.share_stop(handle)
+
+
 def default_threads() -> int:
     """One core is left to the thread that drives the device."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    return max(1, program.num_threads() - 1)

@@ -39,8 +39,11 @@ def measured_speeds(gate_up: Tiles, down: Tiles) -> Speeds:
         share = CpuShare([host[0]], [host[1]], gate_up, mailbox, down.tile_blocks)
         asking = _Asking(share, mailbox, count)
         asking.start()
-        link, cpu = _fetched(fetching), asking.finish()
-        share.close()
+        try:
+            link = _fetched(fetching)
+        finally:
+            cpu = asking.finish()
+            share.close()
         return Speeds(host=cpu, disk=0.0, device=_device_speed(fetching), link=link)
     finally:
         torch.cuda.synchronize()

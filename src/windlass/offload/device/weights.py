@@ -190,6 +190,7 @@ class DeviceTier:
         tables = memory.table, memory.whole_table
         moves = 0 < split.on_device < split.num_experts and memory.table.is_cuda
         self.promotions = Promotions(memory.slots, memory.host, tables, memory.uses, spare) if moves else None
+        self.speeds: Speeds | None = None
         self.placed: TierPlacement | None = None
         """With the predicted step; set by who made the plan."""
         self._failed = memory.mailbox[FAILED_AT : FAILED_AT + 4].view(torch.int32)
@@ -227,8 +228,8 @@ class DeviceTier:
         )
 
     def measure(self) -> Speeds:
-        """Link and CPU, each beside the other. Not while a step runs."""
-        return measured_speeds(self._memory.slots.gate_up, self._memory.slots.down)
+        """Link and CPU, each beside the other, as they were measured before loading: there may be no room for it now."""
+        return self.speeds or Speeds(host=0.0, disk=0.0)
 
     def close(self) -> None:
         if self.share is not None:

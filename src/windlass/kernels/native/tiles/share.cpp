@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <ctime>
+#include <exception>
 #include <thread>
 #include <vector>
 #if defined(__linux__)
@@ -78,15 +79,18 @@ public:
         down_tile = s.blocks * block_bytes((int)s.group);
         down_bytes = s.hidden / ROWS * down_tile;
         x.resize(s.max_rows * tile_blocks);
-        for (int i = 1; i < s.threads; i++) helpers.emplace_back([this] { help(); });
-        leader = std::thread([this] { lead(); });
+        try {
+            for (int i = 1; i < s.threads; i++) helpers.emplace_back([this] { help(); });
+            leader = std::thread([this] { lead(); });
+        } catch (...) {
+            end_helpers();
+            throw;
+        }
     }
     ~Share() {
         stop.store(true);
-        leader.join();
-        epoch.fetch_add(1);
-        wake_all(epoch);
-        for (auto& helper : helpers) helper.join();
+        leader.join();  // with its helpers, which go on until the last question is answered
+        end_helpers();
     }
     double busy_seconds() const { return busy.load(); }
     uint64_t bytes_read() const { return bytes.load(); }
@@ -99,6 +103,12 @@ private:
     struct Group {  // uses of an expert that are computed together
         int expert, first, count;
     };
+    void end_helpers() {
+        over.store(true);
+        epoch.fetch_add(1);
+        wake_all(epoch);
+        for (auto& helper : helpers) helper.join();
+    }
     Mailbox& box() const { return *(Mailbox*)s.mailbox; }
 
     void lead() {
@@ -169,7 +179,7 @@ private:
                 spins = 0;
             }
             seen = now;
-            if (stop.load()) return;
+            if (over.load()) return;
             work(met);
         }
     }
@@ -305,7 +315,7 @@ private:
     std::vector<Use> uses;
     std::vector<int> experts, first_use;
     std::vector<std::vector<int>> by_row;
-    std::atomic<bool> stop{false};
+    std::atomic<bool> stop{false}, over{false};  // for the leader, and for the others
     alignas(64) std::atomic<uint32_t> epoch{0};
     alignas(64) std::atomic<uint32_t> sleepers{0};
     alignas(64) std::atomic<uint64_t> arrived{0};
@@ -317,7 +327,15 @@ private:
 };
 
 extern "C" {
-void* share_start(const Shape* shape) { return product_for((int)shape->group) ? new Share(*shape) : nullptr; }
+// Null: there is no kernel for such weights, or no memory or threads for it.
+void* share_start(const Shape* shape) {
+    if (!product_for((int)shape->group)) return nullptr;
+    try {
+        return new Share(*shape);
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
 void share_stop(void* share) { delete (Share*)share; }
 void share_counts(void* share, double* busy, uint64_t* bytes) { *busy = ((Share*)share)->busy_seconds(), *bytes = ((Share*)share)->bytes_read(); }
 // Asks as the device does, and waits, without taking a core from those that answer.
