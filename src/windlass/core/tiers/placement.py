@@ -49,7 +49,7 @@ def place_tiers(demand: Demand, room: Room, speeds: Speeds, written: Collection[
     measured speeds are never twice the same.
     """
     placer = _Placer(demand, room, speeds)
-    best = placer.improved(min((placer.split(chosen) for chosen in placer.candidates()), key=_rank))
+    best = placer.best()
     if best.short_bytes:
         raise _too_small(demand, room, best.short_bytes)
     again = placer.split(frozenset(index for index, unit in enumerate(demand.units) if unit.name in written))
@@ -106,6 +106,13 @@ class _Placer:
         self._sizes = [in_blocks(unit.num_bytes) for unit in demand.units]
         self._all = sum(self._sizes)
         self._has_device = room.device is not None
+
+    def best(self) -> Split:
+        """Beside a device, experts move first: units stay on it if they fit."""
+        still = self.split(frozenset())
+        if self._has_device and self._demand.experts is not None and not still.short_bytes:
+            return still
+        return self.improved(min((self.split(chosen) for chosen in self.candidates()), key=_rank))
 
     def candidates(self) -> list[frozenset[int]]:
         """From nothing streamed to everything, each set spread evenly over the order of use."""

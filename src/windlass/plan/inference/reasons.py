@@ -82,7 +82,9 @@ def _engine_reason(request: PlanRequest, best: Candidate) -> Reason:
     elif kinds & {"cpu", "metal"}:
         why = "the embedded engine runs 4-bit weights on these devices; vLLM is planned on CUDA and ROCm, or on a CPU with --engine vllm"
     elif best.fit.host_bytes or best.fit.disk_bytes:
-        why = "weights must be offloaded, and the embedded engine streams them to the devices"
+        why = "weights must be offloaded, and vLLM does not do that"
+        if not best.times.offloads or best.layout.world > 1 or best.fit.disk_bytes:
+            why += "; it is planned for but does not run yet: experts beside one Hopper GPU do, in int4"
     elif not _divides(best):
         why = f"heads are not divisible by tp {best.layout.tp}; the embedded engine can split them unevenly"
     else:

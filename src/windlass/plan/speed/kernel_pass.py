@@ -26,6 +26,10 @@ class KernelPass:
         """Not with offloaded weights."""
         return not (moved.host or moved.disk) and self._kernels_on(slot) is not None
 
+    def has(self, slot: DeviceSlot) -> bool:
+        """Whether the device has them for this model. With these, experts may lie in host memory, where the CPU computes a part of them."""
+        return self._kernels_on(slot) is not None
+
     def seconds(self, slot: DeviceSlot, rows: int, sequences: int, context: int) -> float:
         """`rows` tokens through the layers of a stage, each attending to `context` tokens, and one row per sequence through the head."""
         kernels, spec, layers = self._kernels_on(slot), self.model.spec, self.fit.stages[slot.pp]

@@ -16,6 +16,7 @@ from windlass.core.layout import Layout
 from windlass.core.model import MoE, Wiring
 from windlass.core.place import Interval
 from windlass.core.plan import Speed
+from windlass.core.tiers.placement import EXCHANGE_SECONDS
 from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_KERNEL_SECONDS, EngineProfile
 from windlass.plan.memory import DeviceSlot, Fit, MemoryModel, Offloaded
 from windlass.plan.shards import TpShard, busiest_share, touched_share
@@ -71,6 +72,11 @@ class SpeedModel:
         self.ideal = msgspec.structs.replace(self.engine, bandwidth_efficiency=1.0, matmul_efficiency=1.0, kernel_seconds=0.0)
         self.kernel_pass = KernelPass(model, layout, fit)
 
+    @property
+    def offloads(self) -> bool:
+        """Whether the engine can run it with experts in host memory."""
+        return self.spec.experts is not None and all(self.kernel_pass.has(slot) for slot in self.fit.slots)
+
     # --- one stage, as slow as its slowest device
 
     def decode_stage(self, pp: int, batch: float, context: float, engine: EngineProfile) -> StepTime:
@@ -100,9 +106,22 @@ class SpeedModel:
         here += self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
         flops, share = batch * self._flops(shard, layers, context), self._share(batch, engine)
         if engine is self.ideal or not self.kernel_pass.runs(slot, moved):
-            return self._slot_time(slot, moved, here, flops, share, 1, engine)
+            return self._with_cpu(slot, moved, share, engine, self._slot_time(slot, moved, here, flops, share, 1, engine))
         floor = self._slot_time(slot, moved, here, flops, share, 1, self.ideal)
         return _beyond(floor, self.kernel_pass.seconds(slot, ceil(batch), ceil(batch), round(context)))
+
+    def _with_cpu(self, slot: DeviceSlot, moved: Offloaded, share: float, engine: EngineProfile, time: StepTime) -> StepTime:
+        """Experts in host memory beside our fused kernels: the CPU computes a part of each where it lies, while the device fetches the rest."""
+        if not moved.host_experts or slot.device.kind == "cpu" or not self.kernel_pass.has(slot):
+            return time
+        node = self.hardware.nodes[slot.node]
+        both = node.ram_bandwidth / len(node.devices) * engine.bandwidth_efficiency
+        disk = node.disk_bandwidth / len(node.devices) * engine.bandwidth_efficiency
+        first, last = self.fit.stages[slot.pp]
+        layers = sum(isinstance(layer.feed_forward, MoE) for layer in self.spec.layers[first:last])
+        exchange = 0.0 if engine is self.ideal else layers * EXCHANGE_SECONDS
+        fetch = share * (moved.host_experts / both + moved.disk_experts / disk) + exchange
+        return replace(time, expert_fetch=min(fetch, time.expert_fetch))
 
     def _share(self, batch: float, engine: EngineProfile) -> float:
         """Fraction of the local experts that a step reads; ranks that hold experts for several replicas see all their tokens."""
