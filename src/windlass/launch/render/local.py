@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from windlass.launch.job import Job, Rendered, Settings
 from windlass.launch.render import script
-from windlass.launch.render.script import quoted
 
 
 def render(job: Job, settings: Settings) -> Rendered:
@@ -20,12 +19,7 @@ def render(job: Job, settings: Settings) -> Rendered:
 def _batch(job: Job, settings: Settings) -> str:
     return "\n".join(
         [
-            *script.header(settings),
-            script.shown_command(job),
-            "set -u",
-            f"folder={quoted(settings.folder)}",
-            'run="$folder/run-0"',
-            'mkdir -p "$run" || exit 2',
+            *script.in_one_folder(job, settings),
             'hostname > "$run/hosts"',
             'printf "%s\\n" "$$" > "$run/pid"',
             "",

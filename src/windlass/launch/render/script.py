@@ -67,6 +67,18 @@ def shown_command(job: Job) -> str:
     return f"# windlass {shlex.join(job.command)}"
 
 
+def in_one_folder(job: Job, settings: Settings) -> list[str]:
+    """How a script begins that is run once, without a scheduler: all of it in one folder."""
+    return [
+        *header(settings),
+        shown_command(job),
+        "set -u",
+        f"folder={quoted(settings.folder)}",
+        'run="$folder/run-0"',
+        'mkdir -p "$run" || exit 2',
+    ]
+
+
 # `wait` returns early, with a code above 128, when a trapped signal arrives. A container may be slow to give the signal on.
 WAIT = """while :; do
     wait "$step"

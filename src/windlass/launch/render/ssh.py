@@ -71,12 +71,7 @@ def _commands(job: Job, settings: Settings, hosts: tuple[SshHost, ...]) -> str:
 def _supervisor(job: Job, settings: Settings) -> str:
     return "\n".join(
         [
-            *script.header(settings),
-            script.shown_command(job),
-            "set -u",
-            f"folder={quoted(settings.folder)}",
-            'run="$folder/run-0"',
-            'mkdir -p "$run" || exit 2',
+            *script.in_one_folder(job, settings),
             'printf "%s\\n" "$$" > "$run/pid"',
             f"cd {quoted(settings.workdir)} || exit 2",
             "",

@@ -22,10 +22,6 @@ class HostExperts(NamedTuple):
     down: Tensor
     """The others."""
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.numel() for part in self)
-
     def put(self, place: int, gate_up: Tensor, down: Tensor, *, non_blocking: bool = False) -> None:
         """An expert as it lies on the device."""
         blocks = self.down_share.shape[2]
@@ -46,7 +42,6 @@ class StreamedLayers:
         if self._is_there:
             self._stream = torch.cuda.Stream(slots.gate_up.data.device)
             self._copied, self._used = ([torch.cuda.Event(), torch.cuda.Event()] for _ in range(2))
-        self.num_bytes = 0
 
     def before(self, layer: int) -> None:
         if not self._is_there:
@@ -82,5 +77,4 @@ class StreamedLayers:
             gate_up.copy_(host.gate_up, non_blocking=True)
             driver.copy_rows(host.down_share, down[:, :, :blocks])
             driver.copy_rows(host.down, down[:, :, blocks:])
-            self.num_bytes += host.num_bytes
             self._copied[layer % 2].record()

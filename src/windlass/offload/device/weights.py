@@ -138,7 +138,7 @@ class DeviceTieredWeights:
         share = (
             CpuShare(gate_up, down, memory.slots.gate_up, memory.mailbox, memory.share_blocks) if memory.share_blocks else None
         )
-        return DeviceTier(self._split, self._memory, self._copies, share)
+        return DeviceTier(self._split, self._memory, share)
 
     def in_host_memory(self, layer: int) -> HostExperts:
         """What lies in host memory of a layer that is loaded."""
@@ -183,9 +183,9 @@ class DeviceTieredWeights:
 class DeviceTier:
     """What holds the experts outside of the device, and answers for them, as long as the decoder lives."""
 
-    def __init__(self, split: DeviceSplit, memory: _Memory, copies: StreamedLayers, share: CpuShare | None) -> None:
+    def __init__(self, split: DeviceSplit, memory: _Memory, share: CpuShare | None) -> None:
         self.split, self.share = split, share
-        self._memory, self._copies = memory, copies
+        self._memory = memory
         spare = list(range(split.first_spare, split.staging))
         tables = memory.table, memory.whole_table
         moves = 0 < split.on_device < split.num_experts and memory.table.is_cuda
