@@ -41,13 +41,22 @@ ROWS: dict[str, Row] = {
         "small MODEL. auto measures what pays.",
     ),
     "gpu_memory": Row(
-        str | None, None, "SIZE[,SIZE...]", "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free."
+        str | None,
+        None,
+        "SIZE[,SIZE...]",
+        "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free. Experts that do not fit go to host memory.",
     ),
     "host_memory": Row(
-        str | None, None, "SIZE", "Most host memory to use; weights that do not fit are read from disk while the model runs."
+        str | None,
+        None,
+        "SIZE",
+        "Most host memory to use; on a CPU, weights that do not fit are read from disk while the model runs.",
     ),
     "disk_folder": Row(
-        str | None, None, "DIR", "Keep weights that do not fit into memory here; without it they are removed at the end."
+        str | None,
+        None,
+        "DIR",
+        "On a CPU: keep weights that do not fit into memory here; without it they are removed at the end.",
     ),
     "workers": Row(
         str | None, None, "HOST:PORT,...", "Machines that share the model with this one; each runs `windlass worker`."
