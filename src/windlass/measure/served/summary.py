@@ -18,6 +18,10 @@ from windlass.measure.served.load import Load
 from windlass.measure.served.record import EngineSteps, LoadRun, RequestRecord
 
 
+MIN_STEADY_SHARE = 0.25
+"""Of a run, for a steady window: users in step with three requests each have a third of it."""
+
+
 class Percentiles(Frozen):
     """In seconds."""
 
@@ -103,12 +107,14 @@ def percentiles(values: Iterable[float]) -> Percentiles | None:
 
 
 def steady_window(records: Sequence[RequestRecord]) -> tuple[float, float] | None:
-    """From the first answer's end to the last request's start; None if nothing lies between."""
+    """From the first answer's end to the last request's start; None if that is too little of the run: with two requests per user, both may lie
+    in the moment in which the first answers end."""
     ends = [record.ended for record in records if record.is_answered]
     if not ends:
         return None
     begin, end = min(ends), max(record.sent for record in records)
-    return (begin, end) if end > begin else None
+    whole = max(ends) - min(record.sent for record in records)
+    return (begin, end) if end - begin > MIN_STEADY_SHARE * whole else None
 
 
 def summarize(runs: Sequence[LoadRun], limits: Limits) -> LoadResult:
