@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import msgspec
 import pytest
 import typer
 import typer.main
 
+import windlass.cli
 from windlass.cli.options import ROWS, opens_model
 from windlass.core.launch import Launch
 from windlass.core.layout import Layout
@@ -14,6 +19,7 @@ from windlass.errors import BadInput
 
 pytestmark = pytest.mark.pure
 
+CLI = Path(windlass.cli.__file__).parent
 SEEN: list[tuple[str, Launch]] = []
 
 
@@ -58,3 +64,25 @@ def test_every_row_is_a_field_of_launch_or_makes_one() -> None:
     fields = {field.name for field in msgspec.structs.fields(Launch)}
     made = {"context": "context_tokens", "tp": "layout", "pp": "layout", "ep": "layout"}
     assert {made.get(name, name) for name in ROWS} <= fields
+
+
+def test_options_whose_placeholder_is_their_name_say_how_they_are_spelled() -> None:
+    """Typer 0.27 takes `port: int = typer.Option(8000, metavar="PORT")` for an option --PORT."""
+    found = [
+        f"{file.name}: {argument.arg}"
+        for file in CLI.rglob("*.py")
+        for function in ast.walk(ast.parse(file.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for argument, default in _defaults(function)
+        if isinstance(default, ast.Call) and ast.unparse(default.func) == "typer.Option"
+        if any(
+            word.arg == "metavar" and ast.unparse(word.value).strip("'\"").lower() == argument.arg for word in default.keywords
+        )
+        if not any(ast.unparse(given).strip("'\"").startswith("--") for given in default.args)
+    ]
+    assert not found
+
+
+def _defaults(function: ast.FunctionDef) -> Iterator[tuple[ast.arg, ast.expr]]:
+    given = function.args.args
+    return zip(given[len(given) - len(function.args.defaults) :], function.args.defaults, strict=True)

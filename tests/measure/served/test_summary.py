@@ -113,6 +113,13 @@ def test_too_few_requests_have_no_steady_window() -> None:
     assert not found.is_steady and found.output_tokens_per_second == found.whole_tokens_per_second == pytest.approx(3.0)
 
 
+def test_two_requests_of_users_in_step_have_no_steady_window() -> None:
+    """The window would be the moment in which the first answers end and the second requests are sent."""
+    records = [answered(10 * turn + user, 9.45, 0.05, tokens=2) for turn in range(2) for user in (0, 0.6)]
+    assert max(record.sent for record in records) > min(record.ended for record in records)
+    assert steady_window(records) is None
+
+
 def test_where_nothing_is_answered_there_are_no_numbers() -> None:
     found = summarize([run([failed(0), failed(1), failed(1, "connection lost")])], Limits(first_token_seconds=1))
     assert found.errors == {"429 full": 2, "connection lost": 1} and found.requests == 3 and found.answered == 0

@@ -86,7 +86,11 @@ def bench(
         None, metavar="KEY|FILE", rich_help_panel=SERVED, help="API key of the URLs; also WINDLASS_API_KEY."
     ),
     name: str | None = typer.Option(
-        None, metavar="NAME", rich_help_panel=SERVED, help="Model name at the URLs; without it, the first that is listed."
+        None,
+        "--name",
+        metavar="NAME",
+        rich_help_panel=SERVED,
+        help="Model name at the URLs; without it, the first that is listed.",
     ),
 ) -> int:
     """Benchmark a model with the serving engine: tokens/s, time to first token, memory bandwidth and FLOP/s.

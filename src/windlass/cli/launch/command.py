@@ -78,7 +78,7 @@ def _submitting(scheduler: Scheduler) -> Callable[..., int]:
             None, metavar="A,B,...", help="An array: one job for each value, put in the place of {}."
         ),
         array_limit: int | None = typer.Option(None, metavar="N", help="Of an array, how many run at once."),
-        name: str = typer.Option("", metavar="NAME", help="Of the job. Default: from the command."),
+        name: str = typer.Option("", "--name", metavar="NAME", help="Of the job. Default: from the command."),
         folder: Path | None = typer.Option(
             None, metavar="DIR", help="Scripts, logs, addresses; seen by all nodes. Default: ~/.windlass/jobs/NAME."
         ),

@@ -36,7 +36,7 @@ GOOD = typer.Option(0.99, metavar="SHARE", help="Share of requests that should k
 @app.command()
 def node(
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; others than localhost need --key."),
-    port: int = typer.Option(9400, metavar="PORT", help="Port; 0 picks a free one."),
+    port: int = typer.Option(9400, "--port", metavar="PORT", help="Port; 0 picks a free one."),
     key: Path | None = typer.Option(None, metavar="FILE", help="A file with the key that scrapes must send."),
     host_metrics: str = typer.Option(
         "auto", metavar="auto|yes|no", help="CPU, memory, disk and network; auto: not if node_exporter answers on port 9100."

@@ -35,7 +35,7 @@ def serve(
         autocompletion=complete_model,
     ),
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is every interface."),
-    port: int = typer.Option(8000, metavar="PORT", help="Port; 0 picks a free one."),
+    port: int = typer.Option(8000, "--port", metavar="PORT", help="Port; 0 picks a free one."),
     api_key: str | None = typer.Option(
         None,
         metavar="KEY|FILE",
@@ -55,7 +55,7 @@ def serve(
     engine: str = typer.Option("windlass", metavar="windlass|vllm", help="Inference engine."),
     launch: Launch = typer.Option(),
     plan: Path | None = typer.Option(None, metavar="plan.json", help="Serve as this saved plan says (`windlass plan --save`)."),
-    name: str = typer.Option("", metavar="NAME", help="Model name in the API; without it, the model's own."),
+    name: str = typer.Option("", "--name", metavar="NAME", help="Model name in the API; without it, the model's own."),
     deadline: float = typer.Option(600.0, metavar="SECONDS", help="Maximum time of a request."),
     drain: float = typer.Option(30.0, metavar="SECONDS", help="Time for running requests to finish at shutdown."),
     max_body: str = typer.Option("8MiB", metavar="SIZE", help="Maximum size of a request body."),

@@ -19,7 +19,7 @@ from windlass.measure.served.record import EngineSteps, LoadRun, RequestRecord
 
 
 MIN_STEADY_SHARE = 0.25
-"""Of a run, for a steady window: users in step with three requests each have a third of it."""
+"""Of the time until the last request is sent: users in step with three requests each have half of it."""
 
 
 class Percentiles(Frozen):
@@ -112,9 +112,9 @@ def steady_window(records: Sequence[RequestRecord]) -> tuple[float, float] | Non
     ends = [record.ended for record in records if record.is_answered]
     if not ends:
         return None
-    begin, end = min(ends), max(record.sent for record in records)
-    whole = max(ends) - min(record.sent for record in records)
-    return (begin, end) if end - begin > MIN_STEADY_SHARE * whole else None
+    sent = [record.sent for record in records]
+    begin, end = min(ends), max(sent)
+    return (begin, end) if end - begin > MIN_STEADY_SHARE * (end - min(sent)) else None
 
 
 def summarize(runs: Sequence[LoadRun], limits: Limits) -> LoadResult:
