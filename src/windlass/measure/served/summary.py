@@ -17,7 +17,6 @@ from windlass.core.model import Frozen
 from windlass.measure.served.load import Load
 from windlass.measure.served.record import EngineSteps, LoadRun, RequestRecord
 
-
 MIN_STEADY_SHARE = 0.25
 """Of the time until the last request is sent: users in step with three requests each have half of it."""
 
