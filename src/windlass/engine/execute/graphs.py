@@ -100,6 +100,10 @@ class DecodeGraphs:
                 if not self.why_not:
                     self.get(size, longest)
 
+    def usual_steps(self) -> list[Step]:
+        """The steps of these graphs."""
+        return [self._view(size, longest) for size in self._sizes for longest in LENGTHS[:USUAL_LENGTHS]]
+
     def get(self, size: int, longest: int) -> CapturedGraph | None:
         """Captures it if need be. Its results include padding rows, and are valid until the next replay.
 

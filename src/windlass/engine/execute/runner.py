@@ -213,12 +213,13 @@ class Runner:
         """Captures the graphs that most steps need, before the first request."""
         if self._graphs is None:
             return
-        prepare = getattr(self._decoder, "prepare", None)
-        if prepare is not None:
-            prepare(len(self._buffers.tokens))
         most = len(self._buffers.lengths)
         self._pad(0, most)
         self._buffers.upload(most, blocks_changed=True)
+        prepare = getattr(self._decoder, "prepare", None)
+        if prepare is not None:
+            with torch.inference_mode():
+                prepare(len(self._buffers.tokens), self._graphs.usual_steps(), self._caches)
         self._graphs.capture_usual()
         if self.verify_graphs is not None:
             self.verify_graphs.capture_usual()

@@ -13,9 +13,11 @@ import hashlib
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -143,17 +145,30 @@ _EIGHT_BYTES = {"P": "Q", "Q": "Q", "I": "I4x", "f": "f4x"}
 """Arguments that are passed separately are eight bytes apart."""
 
 
+class Unit(NamedTuple):
+    """What is compiled at a time: a source file with its definitions."""
+
+    name: str
+    defines: tuple[tuple[str, int | str], ...]
+    device: int
+
+    def module(self) -> int:
+        return _module(*self)
+
+
 class Kernel:
-    """A function on the device; `signature` has a letter per argument as in `struct`: P pointer, I u32, Q u64, f float.
+    """A function on the device, compiled when it is first launched; `signature` has a letter per argument as in `struct`: P pointer, I u32,
+    Q u64, f float.
 
     A launch takes a few microseconds of Python: the driver's structures are allocated once and refilled. The driver copies them, and the call
     holds the GIL, so one kernel may be launched from several threads.
     """
 
-    def __init__(self, function: int, signature: str, packed: bool, can_depend: bool = True) -> None:
-        """`packed`: the arguments are the fields of one structure passed by value. `can_depend`: the device supports dependent launch."""
-        self._can_depend = can_depend
-        self._function, self._kinds = ctypes.c_void_p(function), signature
+    def __init__(self, unit: Unit, function: str, signature: str, packed: bool, shared_bytes: int = 0) -> None:
+        """`packed`: the arguments are the fields of one structure passed by value."""
+        self.unit, self._name, self._shared_bytes = unit, function, shared_bytes
+        self._function: ctypes.c_void_p | None = None
+        self._can_depend = torch.cuda.get_device_capability(unit.device)[0] >= HOPPER
         self._fields = struct.Struct(
             "@" + signature + "0Q" if packed else "=" + "".join(_EIGHT_BYTES[kind] for kind in signature)
         )
@@ -169,6 +184,9 @@ class Kernel:
     def __call__(
         self, grid: Sequence[int], threads: int, *arguments: Argument, shared_bytes: int = 0, dependent: bool | None = None
     ) -> None:
+        if _collected is not None:
+            _collected.add(self.unit)
+            return
         values = [
             argument.data_ptr() if isinstance(argument, Tensor) else 0 if argument is None else argument for argument in arguments
         ]
@@ -179,9 +197,25 @@ class Kernel:
         config.shared_bytes = shared_bytes
         config.stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
         config.num_attributes = self._can_depend and (DEPENDENT if dependent is None else dependent)
-        status = _launch()(self._config_at, self._function, self._pointers, None)
+        status = _launch()(self._config_at, self._function or self._load(), self._pointers, None)
         if status:
             _check(status, "launching a kernel")
+
+    def _load(self) -> ctypes.c_void_p:
+        name, handle = self.unit.name, ctypes.c_void_p()
+        _check(
+            _driver().cuModuleGetFunction(ctypes.byref(handle), ctypes.c_void_p(self.unit.module()), self._name.encode()),
+            f"looking up {self._name} in {name}",
+        )
+        if self._shared_bytes > 48 * 1024:
+            _check(
+                _driver().cuFuncSetAttribute(handle, MAX_SHARED_ATTRIBUTE, self._shared_bytes),
+                f"requesting {self._shared_bytes} bytes of shared memory for {name}",
+            )
+        # A multiprocessor must drain before it changes its shared memory carveout, which prevents overlap: all kernels use the same.
+        _check(_driver().cuFuncSetAttribute(handle, CARVEOUT_ATTRIBUTE, 100), f"setting the shared memory carveout of {name}")
+        self._function = handle
+        return handle
 
 
 @functools.cache
@@ -219,25 +253,39 @@ def _module(name: str, defines: tuple[tuple[str, int | str], ...], device: int) 
 def kernel(
     name: str, signature: str, function: str = "run", *, packed: bool = True, shared_bytes: int = 0, **defines: int
 ) -> Kernel:
-    """A function of the source file `name` compiled with `defines` for the current device."""
+    """A function of the source file `name`, with `defines`, for the current device."""
     words: dict[str, int | str] = {**defines}
     if function == "run":  # a name that profilers can tell apart
         function = f"{Path(name).stem}_{defines.get('KIND', 'run')}"
         words["run"] = function
-    module = _module(name, tuple(sorted(words.items())), torch.cuda.current_device())
-    handle = ctypes.c_void_p()
-    _check(
-        _driver().cuModuleGetFunction(ctypes.byref(handle), ctypes.c_void_p(module), function.encode()),
-        f"looking up {function} in {name}",
-    )
-    if shared_bytes > 48 * 1024:
-        _check(
-            _driver().cuFuncSetAttribute(handle, MAX_SHARED_ATTRIBUTE, shared_bytes),
-            f"requesting {shared_bytes} bytes of shared memory for {name}",
-        )
-    # A multiprocessor must drain before it changes its shared memory carveout, which prevents overlap: all kernels use the same.
-    _check(_driver().cuFuncSetAttribute(handle, CARVEOUT_ATTRIBUTE, 100), f"setting the shared memory carveout of {name}")
-    return Kernel(handle.value or 0, signature, packed, can_depend=torch.cuda.get_device_capability()[0] >= HOPPER)
+    unit = Unit(name, tuple(sorted(words.items())), torch.cuda.current_device())
+    return Kernel(unit, function, signature, packed, shared_bytes)
+
+
+_collected: set[Unit] | None = None
+
+
+@contextmanager
+def collecting() -> Iterator[set[Unit]]:
+    """Within, no kernel is launched: what their launches need is noted, to be compiled together. Results are whatever was in memory."""
+    global _collected
+    before, _collected = _collected, set()
+    try:
+        yield _collected
+    finally:
+        _collected = before
+
+
+def compile_all(units: Collection[Unit]) -> None:
+    """Several at a time: the compiler uses one core for each."""
+
+    def one(unit: Unit) -> None:
+        torch.cuda.set_device(unit.device)  # threads have no device of their own
+        unit.module()
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(one, units):
+            pass
 
 
 UINT64, NO_INTERLEAVE, NO_SWIZZLE, PROMOTE_256, NO_FILL = 4, 0, 0, 3, 0

@@ -43,7 +43,11 @@ def _sequence_of(tile, starts, num_sequences, ROWS: tl.constexpr):
     return left - 1
 
 
-@triton.jit(do_not_specialize=["num_sequences", "num_rows", "window", "splits"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "num_rows", "window", "splits"],
+    # A part of a step may begin at any row: without this, each alignment would be compiled when it first occurs.
+    do_not_specialize_on_alignment=["q", "positions", "starts", "lengths", "table"],
+)
 def _attend(
     result, stats, q, keys, values, positions, starts, lengths, table, sinks, slopes, scale, window, num_sequences, num_rows, num_heads,
     q_row, q_head, k_page, k_head, k_dim, k_token, v_page, v_head, v_token, table_row, splits,

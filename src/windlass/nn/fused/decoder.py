@@ -7,8 +7,7 @@ in integers where weights have groups of 128, else in bf16. core/fused.py says w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -287,17 +286,18 @@ class FusedDecoder:
         with driver.dependent_launches(rows <= DEPENDENT_ROWS), sdpa_kernel(BACKENDS, set_priority=True):
             return self._one(h[0], step, caches) if rows == 1 else self._more(ResidualStream(h, self.eps), step, caches)
 
-    def prepare(self, max_rows: int) -> None:
-        """Compiles what steps of up to so many rows need, several kernels at a time."""
+    def prepare(self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache]) -> None:
+        """Compiles what these steps need, and steps of up to so many rows, several kernels at a time."""
         needed: set[int8.Variant] = set()
         counts = range(MAX_ROWS + 1, max_rows + 1)
         for layer in {type(layer.feed): layer for layer in self.layers if layer.in_int8}.values():
             needed |= {int8.whole_variant(rows, layer.qkv) for rows in counts}
             needed |= {int8.parts_variant(rows, layer.out) for rows in counts}
             needed |= layer.feed.int8_kernels(max_rows)
-        with ThreadPoolExecutor() as pool:
-            for _ in pool.map(int8.Variant.compile, needed):
-                pass
+        with driver.collecting() as units:
+            for step in steps:
+                self(step, caches)
+        driver.compile_all(units | {variant.unit for variant in needed})
 
     def experts_touched(self, rows: int) -> float | None:
         """Average number of experts used per routed layer by the last step of up to 64 rows. Synchronizes."""
