@@ -63,7 +63,7 @@ static int group_of(int half, int lane) {
 }
 
 template <int GROUP>
-static void plain(const uint8_t* tile, int blocks, const Activations* x, float* sums) {
+static void plain(const uint8_t* tile, int blocks, const Activations* x, float* sums, const uint8_t*) {
     for (int block = 0; block < blocks; block++, x++, tile += block_bytes(GROUP))
         for (int row = 0; row < ROWS; row++)
             for (int half = 0; half < 2; half++) {
@@ -80,8 +80,18 @@ static void plain(const uint8_t* tile, int blocks, const Activations* x, float* 
 
 #if defined(__x86_64__)
 #define WIDE __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
-constexpr size_t AHEAD = 4;  // blocks; of 1 to 16 the fastest (docs/reference/cuda-notes.md, 28)
+#ifndef AHEAD
+#define AHEAD 4  // blocks; of 1 to 16 the fastest (docs/reference/cuda-notes.md, 28)
+#endif
 #define MIDDLE __attribute__((target("avx2,fma")))
+
+// The hardware's own prefetching stops at the end of a page, and knows nothing of what is read after this tile.
+static inline void fetch_ahead(const uint8_t* tile, int block, int blocks, const uint8_t* next, size_t size) {
+    const int ahead = block + AHEAD;
+    const uint8_t* from = ahead < blocks ? tile + ahead * size : next ? next + (ahead - blocks) * size : nullptr;
+    if (!from) return;
+    for (size_t line = 0; line < size; line += 64) _mm_prefetch((const char*)from + line, _MM_HINT_T1);
+}
 
 // Scales of the 16 rows of a group, times the step of the activations: row g beside row g + 8.
 WIDE static inline void scales_avx512(const uint8_t* at, float step, float* out) {
@@ -90,14 +100,14 @@ WIDE static inline void scales_avx512(const uint8_t* at, float step, float* out)
 }
 
 template <int GROUP>
-WIDE static void avx512(const uint8_t* tile, int blocks, const Activations* x, float* sums) {
+WIDE static void avx512(const uint8_t* first, int blocks, const Activations* x, float* sums, const uint8_t* next) {
     __m512 acc[ROWS];
     for (int row = 0; row < ROWS; row++) acc[row] = _mm512_loadu_ps(sums + row * LANES);
     const __m512i nibble = _mm512_set1_epi8(15);
     alignas(64) float scales[BLOCK / GROUP][ROWS];
-    for (int block = 0; block < blocks; block++, x++, tile += block_bytes(GROUP)) {
-        // The hardware's own prefetching stops at the end of a page.
-        for (size_t line = 0; line < block_bytes(GROUP); line += 64) _mm_prefetch((const char*)tile + AHEAD * block_bytes(GROUP) + line, _MM_HINT_T1);
+    for (int block = 0; block < blocks; block++, x++) {
+        const uint8_t* tile = first + block * block_bytes(GROUP);
+        fetch_ahead(first, block, blocks, next, block_bytes(GROUP));
         for (int group = 0; group < BLOCK / GROUP; group++) scales_avx512(tile + CODE_BYTES + group * ROWS * 2, x->step, scales[group]);
         const __m512i h0 = _mm512_load_si512(x->high), h1 = _mm512_load_si512(x->high + HALF);
         const __m512i l0 = _mm512_load_si512(x->low), l1 = _mm512_load_si512(x->low + HALF);
@@ -147,7 +157,7 @@ static bool may_use_tiles() {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-MATRIX static void amx(const uint8_t* tile, int blocks, const Packed* x, float* out) {
+MATRIX static void amx(const uint8_t* first, int blocks, const Packed* x, float* out, const uint8_t* next) {
     static thread_local bool configured = false;
     if (!configured) {
         const TileConfig config;
@@ -160,8 +170,9 @@ MATRIX static void amx(const uint8_t* tile, int blocks, const Packed* x, float* 
     __m512 acc[ROWS];
     for (int row = 0; row < ROWS; row++) acc[row] = _mm512_setzero_ps();
     const __m512i nibble = _mm512_set1_epi8(15);
-    for (int block = 0; block < blocks; block++, x++, tile += block_bytes(128)) {
-        for (size_t line = 0; line < block_bytes(128); line += 64) _mm_prefetch((const char*)tile + AHEAD * block_bytes(128) + line, _MM_HINT_T1);
+    for (int block = 0; block < blocks; block++, x++) {
+        const uint8_t* tile = first + block * block_bytes(128);
+        fetch_ahead(first, block, blocks, next, block_bytes(128));
         for (int half = 0; half < 2; half++)
             for (int g = 0; g < 8; g++) {
                 const __m512i v = _mm512_loadu_si512(tile + half * 512 + g * 64);
@@ -198,9 +209,11 @@ MIDDLE static inline __m256i dot_avx2(__m256i codes, __m256i x) {
 }
 
 template <int GROUP>
-MIDDLE static void avx2(const uint8_t* tile, int blocks, const Activations* x, float* sums) {
+MIDDLE static void avx2(const uint8_t* first, int blocks, const Activations* x, float* sums, const uint8_t* next) {
     const __m256i nibble = _mm256_set1_epi8(15);
-    for (int block = 0; block < blocks; block++, x++, tile += block_bytes(GROUP))
+    for (int block = 0; block < blocks; block++, x++) {
+        const uint8_t* tile = first + block * block_bytes(GROUP);
+        fetch_ahead(first, block, blocks, next, block_bytes(GROUP));
         for (int half = 0; half < 2; half++)
             for (int side = 0; side < 2; side++) {
                 const int from = half * HALF + side * 32;
@@ -219,6 +232,7 @@ MIDDLE static void avx2(const uint8_t* tile, int blocks, const Activations* x, f
                     }
                 }
             }
+    }
 }
 #endif
 
@@ -235,7 +249,7 @@ static Product best() {
 Product product_for(int group) { return group == 128 ? best<128>() : group == 64 ? best<64>() : group == 32 ? best<32>() : nullptr; }
 
 // For tests on machines without such instructions.
-static void plain_packed(const uint8_t* tile, int blocks, const Packed* x, float* out) {
+static void plain_packed(const uint8_t* tile, int blocks, const Packed* x, float* out, const uint8_t*) {
     std::memset(out, 0, ROWS * COLUMNS * sizeof(float));
     for (int block = 0; block < blocks; block++, x++, tile += block_bytes(128))
         for (int row = 0; row < ROWS; row++)
@@ -280,7 +294,7 @@ extern "C" void tiles_product(const uint8_t* tile, int blocks, int group, const 
     for (int block = 0; block < blocks; block++) round_block(x + block * BLOCK, 1.f, rounded[block]);
     alignas(64) float sums[ROWS * LANES] = {};
     const Product product = level ? product_for(group) : group == 128 ? plain<128> : group == 64 ? plain<64> : plain<32>;
-    product(tile, blocks, rounded, sums);
+    product(tile, blocks, rounded, sums, nullptr);
     add_lanes(sums, out);
     delete[] rounded;
 }

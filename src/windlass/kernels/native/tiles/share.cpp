@@ -101,7 +101,7 @@ private:
         float weight;
     };
     struct Group {  // uses of an expert that are computed together
-        int expert, first, count;
+        int first, count;
     };
     void end_helpers() {
         over.store(true);
@@ -146,16 +146,21 @@ private:
         if (act.size() < uses.size() * width) act.resize(uses.size() * width);
         if (inner.size() < uses.size() * s.blocks) inner.resize(uses.size() * s.blocks);
         by_row.assign(box().rows, {});
-        groups.clear();
+        groups.clear(), first_group.clear();
         if (packed_product)
-            for (size_t i = 0; i < experts.size(); i++)
+            for (size_t i = 0; i < experts.size(); i++) {
+                first_group.push_back((int)groups.size());
                 for (int use = first_use[i]; use < first_use[i + 1]; use += PACKED_ROWS)
-                    groups.push_back({experts[i], use, std::min(PACKED_ROWS, first_use[i + 1] - use)});
+                    groups.push_back({use, std::min(PACKED_ROWS, first_use[i + 1] - use)});
+            }
+        first_group.push_back((int)groups.size());
         // Where every expert has a single row, there is nothing to share.
         if (groups.size() == uses.size()) groups.clear();
         if (packed.size() < groups.size() * tile_blocks) packed.resize(groups.size() * tile_blocks);
         if (packed_inner.size() < groups.size() * s.blocks) packed_inner.resize(groups.size() * s.blocks);
         for (size_t i = 0; i < uses.size(); i++) by_row[uses[i].row].push_back((int)i);
+        in_order.clear();
+        for (const auto& row : by_row) in_order.insert(in_order.end(), row.begin(), row.end());
         for (auto& next : counters) next.store(0, std::memory_order_relaxed);
     }
     void run() {
@@ -191,21 +196,27 @@ private:
         for (uint32_t spins = 0; arrived.load(std::memory_order_acquire) < everyone; spins++) spins < 20000 ? relax() : std::this_thread::yield();
     }
     template <class F>
-    void each(int counter, size_t count, size_t chunk, F&& body) {
+    void each(int counter, size_t count, F&& body) {
         for (;;) {
-            const size_t first = counters[counter].fetch_add(chunk, std::memory_order_relaxed);
-            if (first >= count) return;
-            for (size_t i = first; i < count && i < first + chunk; i++) body(i);
+            const size_t i = counters[counter].fetch_add(1, std::memory_order_relaxed);
+            if (i >= count) return;
+            body(i);
         }
     }
-    // Tiles of down, several at a time: they are one run in memory, which is read quicker than its pieces.
+    // The same for work that reads weights: body(number, next number), so that what comes next can be fetched ahead. `count`: there is none.
     template <class F>
-    void each_run(int counter, F&& body) {
-        const size_t tiles = s.hidden / ROWS;
-        each(counter, (tiles + RUN - 1) / RUN, 1, [&](size_t i) { body(i * RUN, std::min<size_t>(RUN, tiles - i * RUN)); });
+    void each_ahead(int counter, size_t count, F&& body) {
+        auto take = [&] { return std::min(counters[counter].fetch_add(1, std::memory_order_relaxed), count); };
+        for (size_t i = take(); i < count;) {
+            const size_t next = take();
+            body(i, next);
+            i = next;
+        }
     }
+    size_t runs() const { return (s.hidden / ROWS + RUN - 1) / RUN; }
+    size_t run_tiles(size_t run) const { return std::min<size_t>(RUN, s.hidden / ROWS - run * RUN); }
     void work(uint64_t& met) {
-        each(0, box().rows * tile_blocks, 1, [&](size_t i) { round_input(i); });
+        each(0, box().rows * tile_blocks, [&](size_t i) { round_input(i); });
         meet(met);
         if (groups.empty()) each_alone(met);
         else each_packed(met);
@@ -231,26 +242,36 @@ private:
     void each_alone(uint64_t& met) {
         const size_t tiles = s.blocks * BLOCK / 8;
         const uint8_t *gate_up = s.gate_up[box().layer], *down = s.down[box().layer];
-        each(1, experts.size() * tiles, 1, [&](size_t i) {
+        const size_t count = experts.size() * tiles;
+        auto weights = [&](size_t i) { return gate_up + experts[i / tiles] * gate_up_bytes + i % tiles * gate_up_tile; };
+        each_ahead(1, count, [&](size_t i, size_t next) {
             const size_t number = i / tiles, tile = i % tiles;
-            const uint8_t* weights = gate_up + experts[number] * gate_up_bytes + tile * gate_up_tile;
             for (int use = first_use[number]; use < first_use[number + 1]; use++) {
                 alignas(64) float sums[ROWS * LANES] = {}, out[ROWS];
-                product(weights, (int)tile_blocks, &x[uses[use].row * tile_blocks], sums);
+                const bool is_last = use + 1 == first_use[number + 1];
+                product(weights(i), (int)tile_blocks, &x[uses[use].row * tile_blocks], sums, is_last && next < count ? weights(next) : nullptr);
                 add_lanes(sums, out);
                 activate(use, tile, out, out + 8, 1);
             }
         });
         meet(met);
-        each(2, uses.size() * s.blocks, 1, [&](size_t i) { round_block(&act[i * BLOCK], uses[i / s.blocks].weight, inner[i]); });
+        each(2, uses.size() * s.blocks, [&](size_t i) { round_block(&act[i * BLOCK], uses[i / s.blocks].weight, inner[i]); });
         meet(met);
-        each_run(3, [&](size_t first, size_t count) {
+        // Tiles of down, several at a time: they are one run in memory, which is read quicker than its pieces.
+        auto place = [&](size_t at, size_t run) { return down + uses[in_order[at]].expert * down_bytes + run * RUN * down_tile; };
+        each_ahead(3, runs(), [&](size_t run, size_t next) {
+            size_t at = 0;
             for (uint32_t row = 0; row < box().rows; row++) {
                 alignas(64) float sums[RUN][ROWS * LANES] = {};
-                for (int use : by_row[row])
-                    for (size_t i = 0; i < count; i++)
-                        product(down + uses[use].expert * down_bytes + (first + i) * down_tile, (int)s.blocks, &inner[use * s.blocks], sums[i]);
-                for (size_t i = 0; i < count; i++) add_lanes(sums[i], sums_of(row) + (first + i) * ROWS);
+                for (int use : by_row[row]) {
+                    at++;
+                    const uint8_t* then = at < in_order.size() ? place(at, run) : next < runs() ? place(0, next) : nullptr;
+                    for (size_t i = 0; i < run_tiles(run); i++) {
+                        const uint8_t* tile = place(at - 1, run) + i * down_tile;
+                        product(tile, (int)s.blocks, &inner[use * s.blocks], sums[i], i + 1 < run_tiles(run) ? tile + down_tile : then);
+                    }
+                }
+                for (size_t i = 0; i < run_tiles(run); i++) add_lanes(sums[i], sums_of(row) + (run * RUN + i) * ROWS);
             }
         });
     }
@@ -259,24 +280,28 @@ private:
     void each_packed(uint64_t& met) {
         const size_t tiles = s.blocks * BLOCK / 8;
         const uint8_t *gate_up = s.gate_up[box().layer], *down = s.down[box().layer];
-        each(4, groups.size() * tile_blocks, 4, [&](size_t i) {
+        each(4, groups.size() * tile_blocks, [&](size_t i) {
             const Group& group = groups[i / tile_blocks];
             const Activations* rows[PACKED_ROWS];
             for (int k = 0; k < group.count; k++) rows[k] = &x[uses[group.first + k].row * tile_blocks + i % tile_blocks];
             pack(rows, group.count, packed[i]);
         });
         meet(met);
-        each(1, groups.size() * tiles, 1, [&](size_t i) {
-            const Group& group = groups[i / tiles];
-            alignas(64) float out[ROWS * COLUMNS];
-            packed_product(gate_up + group.expert * gate_up_bytes + i % tiles * gate_up_tile, (int)tile_blocks, &packed[i / tiles * tile_blocks], out);
-            for (int k = 0; k < group.count; k++) {
-                for (int row = 0; row < ROWS; row++) out[row * COLUMNS + k * 2] += out[row * COLUMNS + k * 2 + 1];
-                activate(group.first + k, i % tiles, out + k * 2, out + 8 * COLUMNS + k * 2, COLUMNS);
+        const size_t count = experts.size() * tiles;
+        auto weights = [&](size_t i) { return gate_up + experts[i / tiles] * gate_up_bytes + i % tiles * gate_up_tile; };
+        each_ahead(1, count, [&](size_t i, size_t next) {
+            const int last = first_group[i / tiles + 1];
+            for (int g = first_group[i / tiles]; g < last; g++) {
+                alignas(64) float out[ROWS * COLUMNS];
+                packed_product(weights(i), (int)tile_blocks, &packed[g * tile_blocks], out, g + 1 == last && next < count ? weights(next) : nullptr);
+                for (int k = 0; k < groups[g].count; k++) {
+                    for (int row = 0; row < ROWS; row++) out[row * COLUMNS + k * 2] += out[row * COLUMNS + k * 2 + 1];
+                    activate(groups[g].first + k, i % tiles, out + k * 2, out + 8 * COLUMNS + k * 2, COLUMNS);
+                }
             }
         });
         meet(met);
-        each(2, groups.size() * s.blocks, 1, [&](size_t i) {
+        each(2, groups.size() * s.blocks, [&](size_t i) {
             const Group& group = groups[i / s.blocks];
             Activations rounded[PACKED_ROWS];
             const Activations* rows[PACKED_ROWS];
@@ -288,18 +313,28 @@ private:
             pack(rows, group.count, packed_inner[i]);
         });
         meet(met);
-        each_run(3, [&](size_t first, size_t count) {
-            for (uint32_t row = 0; row < box().rows; row++) std::memset(sums_of(row) + first * ROWS, 0, count * ROWS * sizeof(float));
-            for (size_t i = 0; i < groups.size(); i++)
-                for (size_t tile = first; tile < first + count; tile++) {
-                    alignas(64) float out[ROWS * COLUMNS];
-                    packed_product(down + groups[i].expert * down_bytes + tile * down_tile, (int)s.blocks, &packed_inner[i * s.blocks], out);
-                    for (int k = 0; k < groups[i].count; k++) {
-                        float* to = sums_of(uses[groups[i].first + k].row) + tile * ROWS;
-                        for (int row = 0; row < ROWS; row++) to[row] += out[row * COLUMNS + k * 2] + out[row * COLUMNS + k * 2 + 1];
+        auto place = [&](size_t expert, size_t run) { return down + experts[expert] * down_bytes + run * RUN * down_tile; };
+        each_ahead(3, runs(), [&](size_t run, size_t next) {
+            for (uint32_t row = 0; row < box().rows; row++) std::memset(sums_of(row) + run * RUN * ROWS, 0, run_tiles(run) * ROWS * sizeof(float));
+            for (size_t i = 0; i < experts.size(); i++) {
+                const uint8_t* then = i + 1 < experts.size() ? place(i + 1, run) : next < runs() ? place(0, next) : nullptr;
+                for (size_t tile = 0; tile < run_tiles(run); tile++) {
+                    const uint8_t* at = place(i, run) + tile * down_tile;
+                    for (int g = first_group[i]; g < first_group[i + 1]; g++) {
+                        const bool is_last = g + 1 == first_group[i + 1];
+                        add_down(groups[g], at, &packed_inner[g * s.blocks], run * RUN + tile, !is_last ? nullptr : tile + 1 < run_tiles(run) ? at + down_tile : then);
                     }
                 }
+            }
         });
+    }
+    void add_down(const Group& group, const uint8_t* weights, const Packed* x, size_t tile, const uint8_t* next) {
+        alignas(64) float out[ROWS * COLUMNS];
+        packed_product(weights, (int)s.blocks, x, out, next);
+        for (int k = 0; k < group.count; k++) {
+            float* to = sums_of(uses[group.first + k].row) + tile * ROWS;
+            for (int row = 0; row < ROWS; row++) to[row] += out[row * COLUMNS + k * 2] + out[row * COLUMNS + k * 2 + 1];
+        }
     }
 
     const Shape s;
@@ -313,7 +348,7 @@ private:
     uint64_t leader_met = 0;
     std::vector<float> act;
     std::vector<Use> uses;
-    std::vector<int> experts, first_use;
+    std::vector<int> experts, first_use, first_group, in_order;  // in_order: uses by row
     std::vector<std::vector<int>> by_row;
     std::atomic<bool> stop{false}, over{false};  // for the leader, and for the others
     alignas(64) std::atomic<uint32_t> epoch{0};

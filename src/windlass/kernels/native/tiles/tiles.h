@@ -32,12 +32,12 @@ inline size_t block_bytes(int group) { return CODE_BYTES + size_t(BLOCK / group)
 
 void round_block(const float* x, float factor, Activations& out);
 
-// Adds to sums[ROWS][LANES]: their sum over lanes is the product of a row.
-using Product = void (*)(const uint8_t* tile, int blocks, const Activations* x, float* sums);
+// Adds to sums[ROWS][LANES]: their sum over lanes is the product of a row. `next`: what this thread reads after it, or null; fetched ahead.
+using Product = void (*)(const uint8_t* tile, int blocks, const Activations* x, float* sums, const uint8_t* next);
 Product product_for(int group);
 
 // The same for several rows at once: out[ROWS][COLUMNS], two columns to be added. Null where there are no such instructions, or for other groups.
-using PackedProduct = void (*)(const uint8_t* tile, int blocks, const Packed* x, float* out);
+using PackedProduct = void (*)(const uint8_t* tile, int blocks, const Packed* x, float* out, const uint8_t* next);
 PackedProduct packed_product_for(int group, bool plain);
 void pack(const Activations* const* rows, int count, Packed& out);
 
