@@ -14,6 +14,7 @@ import time
 import torch
 from engine_speed import make_step, shape_of
 
+from windlass.core.fused import BLOCK_INPUTS, slice_blocks
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
 from windlass.core.scheme import scheme
@@ -24,7 +25,8 @@ from windlass.engine.protocol import Submit
 from windlass.families import rules
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.nn.decoder import Decoder
-from windlass.offload.device import weights
+from windlass.offload.device import dense, weights
+from windlass.offload.device.dense import DenseTieredWeights
 from windlass.offload.device.weights import DeviceSplit, DeviceTier, DeviceTieredWeights
 from windlass.units import parse_bytes
 from windlass.weights.load.random import RandomWeights
@@ -49,6 +51,28 @@ def check(name: str, layers: int) -> None:
         decoder = Decoder(spec, source, 4096)
         decoder.tier = source.finish()
         print(f"{on_device} experts on the device, CPU's part {share}:", differences(whole, logits(decoder, tokens)), flush=True)
+        decoder.tier.close()
+
+
+def check_dense(name: str, layers: int) -> None:
+    _, spec = shape_of(name, layers)
+    blocks = spec.layers[0].feed_forward.intermediate_size // BLOCK_INPUTS
+    slices = blocks // slice_blocks(blocks)
+
+    def random() -> RandomWeights:
+        return RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cuda", tiled=True)
+
+    tokens = torch.randint(0, spec.vocab_size, (64, 24), dtype=torch.int32)
+    whole = logits(Decoder(spec, random(), 4096), tokens)
+    for on_device, share in ((slices // 2, 0.6), (slices // 4, 0.0), (slices // 4, 1.0), (0, 0.4)):
+        source = DenseTieredWeights(random(), DeviceSplit(layers, slices, on_device, False, share))
+        decoder = Decoder(spec, source, 4096)
+        decoder.tier = source.finish()
+        print(
+            f"{on_device} of {slices} slices on the device, CPU's part {share}:",
+            differences(whole, logits(decoder, tokens)),
+            flush=True,
+        )
         decoder.tier.close()
 
 
@@ -216,9 +240,12 @@ def main() -> int:
     parser.add_argument("--host-memory")
     options = parser.parse_args()
     if options.share is not None:
-        weights.measured_speeds = lambda *_: Speeds(host=options.share, link=1 - options.share, disk=0.0)
+        dense.measured_speeds = weights.measured_speeds = lambda *_, **__: Speeds(
+            host=options.share, link=1 - options.share, disk=0.0
+        )
     if "check" in options.what:
-        check(options.model, options.layers or 4)
+        is_dense = shape_of(options.model)[1].experts is None
+        (check_dense if is_dense else check)(options.model, options.layers or 4)
     if "table" in options.what:
         table(options.model, options)
     return 0

@@ -8,12 +8,16 @@ from windlass.core.scheme import Scheme
 DEVICES = ("H100", "H200", "H800", "H20", "GH200")
 """Hopper: the kernels use TMA, programmatic dependent launch and WGMMA."""
 HEAD_DIM = 128
-MAX_WIDTH = 8192
+MAX_WIDTH, MAX_ROUTED_WIDTH = 16384, 8192
+"""Hidden sizes: of any model, and with routed experts."""
+ONE_ROW_WIDTH = 8192
+"""Hidden sizes for which one row has kernels of its own."""
 MAX_SLOTS = 16
 """Experts of a token, the shared one included, that the one-row kernels support."""
 MAX_QUERIES = 16
 """Query heads per kv head."""
 BLOCK_INPUTS, TILE_ROWS = 128, 16
+MAX_SLICE_BLOCKS = 8
 
 
 def unsupported(spec: ModelSpec) -> str:
@@ -21,7 +25,8 @@ def unsupported(spec: ModelSpec) -> str:
     if spec.norm.kind != "rms" or spec.embedding_norm or not spec.final_norm or not isinstance(spec.positions, Rope):
         return "norms or positions other than RMS norm and RoPE"
     rotated, hidden = spec.positions.rotary_dim, spec.hidden_size
-    if rotated % 16 or hidden % 256 or hidden > MAX_WIDTH or not _fills_tiles(hidden):
+    widest = MAX_ROUTED_WIDTH if spec.experts is not None else MAX_WIDTH
+    if rotated % 16 or hidden % 256 or hidden > widest or not _fills_tiles(hidden):
         return f"a hidden size of {hidden} or {rotated} rotary dimensions"
     for layer in spec.layers:
         reason = _unsupported_mixer(layer.mixer) or _unsupported_feed_forward(layer.feed_forward)
@@ -47,6 +52,11 @@ def num_blocks(inputs: int) -> int:
     while count > 16 and not any(count % warps == 0 for warps in range(5, 12)):
         count += 1
     return count
+
+
+def slice_blocks(blocks: int) -> int:
+    """Of a dense feed-forward with so many blocks of 128 intermediate outputs: blocks of a slice, which may lie in host memory."""
+    return next(size for size in range(MAX_SLICE_BLOCKS, 0, -1) if blocks % size == 0)
 
 
 def _unsupported_mixer(mixer: Mixer) -> str:

@@ -91,7 +91,7 @@ class Engine:
     def warm_up(self) -> None:
         """Before the first request: runs every kind of step once. Nothing of it is seen afterwards."""
         self.runner.warm_up()
-        for group in warm_up_requests(self.limits, self.num_tokens):
+        for group in warm_up_requests(self.limits, self.num_tokens, few=self.runner.copies_weights):
             for request in group:
                 self.submit(request)
             self.step()

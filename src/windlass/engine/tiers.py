@@ -19,7 +19,8 @@ from windlass.errors import BadInput
 from windlass.kernels.cuda.route import MAX_ROWS
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import ModelShard
-from windlass.offload.device.plan import OTHER_BYTES, check_host, plan_device
+from windlass.offload.device.dense import DenseTieredWeights
+from windlass.offload.device.plan import OTHER_BYTES, check_host, plan_dense, plan_device
 from windlass.offload.device.weights import DeviceTieredWeights
 from windlass.offload.placement import (
     HostBudget,
@@ -104,17 +105,16 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
 
 
 def _exceeds_device(launch: Launch, device: str, weights: RankWeights, free_bytes: int) -> bool:
-    """Weights alone; with experts, which can be moved, weights beside the KV cache that was asked for."""
+    """Weights alone; where some can be moved, weights beside the KV cache that was asked for."""
     cap = _capped(launch, device, weights.rank, free_bytes)
-    can_move = weights.spec.experts is not None and getattr(weights.source, "tiled", False)
-    beside = launch.kv_bytes + OTHER_BYTES if launch.kv_bytes and can_move else 0
+    beside = launch.kv_bytes + OTHER_BYTES if launch.kv_bytes and getattr(weights.source, "tiled", False) else 0
     return weights.num_bytes + beside > cap
 
 
 def _beside_device(
     launch: Launch, device: str, weights: RankWeights, free_bytes: int, decoder: Callable[[Any], Decoder]
 ) -> BuiltDecoder:
-    """Experts that do not fit the device go to host memory."""
+    """Experts, or parts of feed-forwards, that do not fit the device go to host memory."""
     cap = _capped(launch, device, weights.rank, free_bytes)
     if launch.speculate not in ("off", "auto") or launch.adapters:
         raise BadInput(
@@ -123,15 +123,20 @@ def _beside_device(
         )
     if (launch.max_sequences or 0) > MAX_ROWS:
         raise BadInput(
-            f"{launch.max_sequences} sequences at once need all experts on the GPU; ask for at most {MAX_ROWS}, or use fewer bits"
+            f"{launch.max_sequences} sequences at once need all weights on the GPU; ask for at most {MAX_ROWS}, or use fewer bits"
         )
-    moe, demand = weights.spec.experts, rank_demand(list(weights.tensors()), weights.spec, launch)
-    if moe is None or demand.experts is None or not getattr(weights.source, "tiled", False):
+    if not getattr(weights.source, "tiled", False):
         check_weights(weights.spec.name, weights.num_bytes, cap)
-    assert moe is not None and demand.experts is not None
-    plan = plan_device(weights.spec, demand, cap, launch)
+    demand = rank_demand(list(weights.tensors()), weights.spec, launch)
+    is_dense = weights.spec.experts is None
+    plan = (plan_dense if is_dense else plan_device)(weights.spec, demand, cap, launch)
     check_host(launch, plan.host_bytes)
-    source = DeviceTieredWeights(weights.source, plan.split, plan.first_layer)
+    source: DenseTieredWeights | DeviceTieredWeights
+    source = (
+        DenseTieredWeights(weights.source, plan.split)
+        if is_dense
+        else DeviceTieredWeights(weights.source, plan.split, plan.first_layer)
+    )
     try:
         built = decoder(source)
         built.tier = source.finish()

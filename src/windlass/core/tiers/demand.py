@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from windlass.core.count import distinct_experts
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
@@ -56,6 +58,16 @@ def demand_of(tensors: Iterable[HeldTensor], spec: ModelSpec, batch: float = 1.0
             fixed_read += 0 if tensor.is_lookup else tensor.num_bytes
     units = [unit for module in sorted(matrices, key=_order) for unit in _units(module, matrices[module])]
     return Demand(fixed_bytes=fixed, fixed_read_bytes=fixed_read, units=tuple(units), experts=_pool(experts, spec, batch))
+
+
+def in_slices(demand: Demand, per_layer: int, num_layers: int) -> Demand:
+    """Of a model without experts: its feed-forwards as slices, of which a step reads all, in the place of experts."""
+    names = {f"layers.{layer}.ffn.{part}" for layer in range(num_layers) for part in ("gate+up", "down")}
+    size = sum(unit.num_bytes for unit in demand.units if unit.name in names)
+    pool = ExpertPool(
+        num_experts=num_layers * per_layer, expert_bytes=-(-size // (num_layers * per_layer)), touched=1.0, num_layers=num_layers
+    )
+    return msgspec.structs.replace(demand, units=tuple(unit for unit in demand.units if unit.name not in names), experts=pool)
 
 
 def _order(module: str) -> tuple[int, str]:

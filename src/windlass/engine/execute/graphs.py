@@ -18,6 +18,8 @@ from windlass.kernels.step import KvCache, Step
 
 # A padding row costs experts of its own, so small sizes are spaced closely.
 SIZES = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
+FEW_SIZES = (1, 2, 4, 8, 16, 32, 64)
+"""Where all weights are read whatever the rows, and a step takes long."""
 LENGTHS = (512, 2048, 8192, 32768, 131072, 2**20)
 """Classes of the longest sequence: attention is split over the device accordingly."""
 USUAL_LENGTHS = 2
@@ -58,12 +60,13 @@ class DecodeGraphs:
         counts: Tensor,
         most: int,
         num_tokens: int | None,
+        sizes: Sequence[int] = SIZES,
     ) -> None:
-        """`step`: the buffers at full size; `counts`: step.counts on the device; `most`: maximum rows of a step."""
+        """`step`: the buffers at full size; `counts`: step.counts on the device; `most`: maximum rows of a step; `sizes`: rows of graphs."""
         self._decoder, self._caches, self._step, self._counts = decoder, caches, step, counts
         self._num_tokens = num_tokens
         self._space = workspace(most, step.tokens.device)
-        self._sizes = [size for size in SIZES if size < most] + [most]
+        self._sizes = [size for size in sizes if size < most] + [most]
         self._graphs: dict[tuple[int, int], CapturedGraph] = {}
         self._stream = torch.cuda.Stream(step.tokens.device)
         self._pool = torch.cuda.graph_pool_handle()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
-from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep
+from windlass.engine.execute.graphs import FEW_SIZES, SIZES, CapturedGraph, DecodeGraphs, InFlightStep
 from windlass.engine.execute.verify_graphs import VerifyGraph, VerifyGraphs
 from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
@@ -202,10 +203,22 @@ class Runner:
         if any(cache.keys.shape[0] <= limits.num_blocks for cache in self._caches):
             return "caches without a spare block"
         buffers, most = self._buffers, limits.max_sequences
-        self._graphs = DecodeGraphs(self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens)
+        sizes = FEW_SIZES if getattr(self._tier, "reads_all", False) else SIZES
+        self._graphs = DecodeGraphs(
+            self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens, sizes
+        )
         if limits.max_drafts:
             self.verify_graphs = VerifyGraphs(self._decoder, self._caches, buffers.step, limits.max_decode_rows, self._num_tokens)
         return ""
+
+    @property
+    def _tier(self) -> Any:
+        return getattr(self._decoder, "tier", None)
+
+    @property
+    def copies_weights(self) -> bool:
+        """Whether every step of many rows copies weights to the device."""
+        return self._graphs is not None and self._tier is not None
 
     # --- graphs
 

@@ -10,7 +10,7 @@ from windlass.kernels.cuda.int8 import RoundedRows
 
 FEW_ROWS = 64
 FEW = (1024, 1)
-MANY = {2048: (512, 4), 4096: (1024, 2), 6144: (512, 2), 8192: (1024, 1)}
+MANY = {2048: (512, 4), 4096: (1024, 2), 6144: (512, 2), 8192: (1024, 1), 16384: (1024, 1)}
 """By maximum width: threads per row, and rows at once on a multiprocessor. The fastest of eight at 2,048 rows (docs/reference/cuda-notes.md, 21)."""
 
 

@@ -134,12 +134,8 @@ class TieredTiles:
 
     def collect(self, h: Tensor) -> None:
         """Adds the CPU's part to h, fp32 [rows, hidden]."""
-        if not self.share_blocks:
-            return
-        run = driver.kernel("offload.cu", "PPPPIIQ", "collect", packed=False)
-        rows, hidden = h.shape
-        base = self.mailbox.data_ptr()
-        run((min(rows, 16),), 256, self.state, base, base + sums_at(hidden), h, rows, hidden, PATIENCE_NANOSECONDS)
+        if self.share_blocks:
+            add_answer(self.state, self.mailbox, h)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -154,6 +150,14 @@ class TieredTiles:
         run = driver.kernel("offload.cu", "PPP", "remap", packed=False)
         run((-(-routes.item_expert.shape[0] // 256),), 256, routes.num_items, routes.item_expert, self.whole_table)
         return routes
+
+
+def add_answer(state: Tensor, mailbox: Tensor, h: Tensor) -> None:
+    """Waits for the CPU's answer to the last question, and adds it to h, fp32 [rows, hidden]."""
+    run = driver.kernel("offload.cu", "PPPPIIQ", "collect", packed=False)
+    rows, hidden = h.shape
+    base = mailbox.data_ptr()
+    run((min(rows, 16),), 256, state, base, base + sums_at(hidden), h, rows, hidden, PATIENCE_NANOSECONDS)
 
 
 def share_tiles(blocks: int) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from windlass.core.fused import HEAD_DIM
+from windlass.core.fused import HEAD_DIM, ONE_ROW_WIDTH
 from windlass.core.model import ModelSpec
 from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.cuda import attention as heads
@@ -24,7 +24,7 @@ from windlass.kernels.cuda import driver, int8, linear, norm
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.step import KvCache, Step
-from windlass.nn.fused.feed_forward import DenseFeed, RoutedFeed, routed_feed, wide_product
+from windlass.nn.fused.feed_forward import RoutedFeed, dense_feed, routed_feed, wide_product
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.attention import AttentionMixer
 from windlass.nn.moe import MixtureOfExperts
@@ -81,7 +81,7 @@ class FusedLayer:
         self.qkv: Tiles = layer.mixer.qkv.weight
         self.out: Tiles = layer.mixer.o.weight
         feed = layer.feed_forward
-        self.feed = routed_feed(feed) if isinstance(feed, MixtureOfExperts) else DenseFeed(feed)
+        self.feed = routed_feed(feed) if isinstance(feed, MixtureOfExperts) else dense_feed(feed)
         self.in_int8 = all(map(int8.supports, (self.qkv, self.out, self.feed.gate_up, self.feed.down)))
 
     def one(self, h: Tensor, cache: KvCache, space: AttentionLaunch) -> None:
@@ -284,7 +284,9 @@ class FusedDecoder:
         rows = step.tokens.shape[0]
         h = torch.nn.functional.embedding(step.tokens, self.decoder.table).float()
         with driver.dependent_launches(rows <= DEPENDENT_ROWS), sdpa_kernel(BACKENDS, set_priority=True):
-            return self._one(h[0], step, caches) if rows == 1 else self._more(ResidualStream(h, self.eps), step, caches)
+            if rows == 1 and h.shape[1] <= ONE_ROW_WIDTH:
+                return self._one(h[0], step, caches)
+            return self._more(ResidualStream(h, self.eps), step, caches)
 
     def prepare(self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache]) -> None:
         """Compiles what these steps need, and steps of up to so many rows, several kernels at a time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from windlass.kernels.cuda import norm as norms
 from windlass.kernels.cuda.int8 import RoundedRows
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import MAX_ROWS, Routes
+from windlass.kernels.cuda.sliced import SlicedTiles
 from windlass.kernels.cuda.tiered import TieredTiles
 from windlass.nn.feed_forward import FeedForward
 from windlass.nn.moe import MixtureOfExperts
@@ -25,6 +28,9 @@ FEW_ROWS_BEFORE_INT8 = 6
 """The same where integer products of more rows follow."""
 ITEM_ROWS = 8
 """Rows per item for more than a few rows."""
+
+MAX_STREAMED_BLOCKS = 64
+"""Of inputs: the registers of a thread block hold no more for eight rows."""
 
 Parts = tuple[Tensor, Tensor | None]
 """Partial sums for the residual stream, and their weights: see norm.add_norm."""
@@ -42,24 +48,25 @@ def wide_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class DenseFeed:
-    def __init__(self, feed: FeedForward) -> None:
-        self.gate_up: Tiles = feed.up.weight
-        self.down: Tiles = feed.down.weight
+    def __init__(self, gate_up: Tiles, down: Tiles) -> None:
+        self.gate_up, self.down = gate_up, down
         device = self.down.data.device
-        # Padded to whole blocks; the padding stays zero.
-        self._act = torch.zeros(MAX_ROWS, self.down.width, dtype=torch.bfloat16, device=device)
+        self._padded: Tensor | None = None
+        if down.width > down.inputs:  # the padding stays zero
+            self._padded = torch.zeros(MAX_ROWS, down.width, dtype=torch.bfloat16, device=device)
         self._routes = {(1, 8): route.all_rows(1, 8, device)}
 
     def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
         routes = self._routes[1, 8]
-        experts.gate_up_one(h, norm, self.gate_up, self._act[:1], h, None, routes, eps=eps)
-        experts.down_one(self._act[:1], self.down, h, routes, residual=h)
+        act = self._act(1)
+        experts.gate_up_one(h, norm, self.gate_up, act, h, None, routes, eps=eps)
+        experts.down_one(act, self.down, h, routes, residual=h)
 
     def several(self, x: Tensor, h: Tensor) -> Parts:
         del h
         rows = x.shape[0]
-        act = self._act[:rows]
-        if rows <= 8:
+        act = self._act(rows)
+        if rows <= 8 and self.gate_up.tile_blocks <= MAX_STREAMED_BLOCKS:
             experts.gate_up_many(x, self.gate_up, act, self._all_rows(rows, 8))
         else:
             experts.gate_up_wide(x, self.gate_up, act, self._all_rows(rows, 64), deep=1)
@@ -76,6 +83,11 @@ class DenseFeed:
         act = torch.zeros(rows, self.down.width, dtype=torch.bfloat16, device=x.device)
         int8.gate_up(rounded, self.gate_up, act, self._all_rows(rows, int8.whole_rows(rows, self.gate_up)))
         return int8.linear_parts(int8.quantize_rows(act), self.down), None
+
+    def _act(self, rows: int) -> Tensor:
+        if self._padded is not None:
+            return self._padded[:rows]
+        return _halves(rows, self.down.width, device=self.down.data.device)
 
     def _all_rows(self, rows: int, item_rows: int) -> Routes:
         """Kept: making them copies numbers to the device, which a graph cannot."""
@@ -238,8 +250,66 @@ class OffloadedFeed(RoutedFeed):
         return self._tiers.use_whole(super()._dispatched(x, item_rows))
 
 
+class SlicedFeed:
+    """Dense; a part of it lies in host memory (kernels/cuda/sliced.py)."""
+
+    def __init__(self, tiles: SlicedTiles) -> None:
+        self._tiles, self._staged = tiles, tiles.staged
+        self._device = None if tiles.gate_up is None or tiles.down is None else DenseFeed(tiles.gate_up, tiles.down)
+        self._fetched: dict[int, DenseFeed] = {}
+        self.gate_up, self.down = self._staged.buffer(tiles.layer, 0)
+
+    def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
+        rows, x = h[None], _halves(1, h.shape[0], device=h.device)
+        norms.add_norm(rows, norm, x, eps)
+        norms.add_norm(rows, norm, None, eps, parts=self.several(x, rows)[0])
+
+    def several(self, x: Tensor, h: Tensor) -> Parts:
+        share = self._tiles.shares.of(x.shape[0])
+        if share:
+            self._tiles.ask(x, share)
+        parts = self._added(share, lambda feed: feed.several(x, h)[0])
+        if share:
+            self._tiles.collect(h)
+        return parts
+
+    def wide(self, x: Tensor) -> Parts:
+        return self._added(0, lambda feed: feed.wide(x)[0])
+
+    def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
+        return self._added(0, lambda feed: feed.wide_int8(x, rounded)[0])
+
+    def int8_kernels(self, max_rows: int) -> set[int8.Variant]:
+        """That steps of 65 to `max_rows` rows need."""
+        feeds = [feed for feed in (self._device, self._of_fetched(0)) if feed is not None]
+        return {variant for feed in feeds for variant in feed.int8_kernels(max_rows)}
+
+    def _added(self, first: int, product: Callable[[DenseFeed], Tensor]) -> Parts:
+        """Of what is on the device, and of the slices from `first` on. The device's own part comes first: copies run meanwhile."""
+        layer, parts = self._tiles.layer, list[Tensor]()
+        if self._device is not None:
+            parts.append(product(self._device))
+        if first < self._staged.num_slices:
+            self._staged.before(layer, first)
+            parts.append(product(self._of_fetched(first)))
+            self._staged.after(layer, first)
+        if len({part.dtype for part in parts}) > 1:
+            parts = [part.float() for part in parts]
+        return torch.cat(parts) if len(parts) > 1 else parts[0], None
+
+    def _of_fetched(self, first: int) -> DenseFeed:
+        if first not in self._fetched:
+            self._fetched[first] = DenseFeed(*self._staged.buffer(self._tiles.layer, first))
+        return self._fetched[first]
+
+
 def routed_feed(feed: MixtureOfExperts) -> RoutedFeed:
     return OffloadedFeed(feed) if isinstance(feed.gate_up, TieredTiles) else RoutedFeed(feed)
+
+
+def dense_feed(feed: FeedForward) -> DenseFeed | SlicedFeed:
+    weight = feed.up.weight
+    return SlicedFeed(weight) if isinstance(weight, SlicedTiles) else DenseFeed(weight, feed.down.weight)
 
 
 def _three_parts(router: Tensor) -> Tensor:

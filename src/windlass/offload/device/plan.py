@@ -7,11 +7,13 @@ from typing import NamedTuple
 import msgspec
 
 from windlass.core.constants import BLOCK_TOKENS
+from windlass.core.fused import BLOCK_INPUTS, num_blocks, slice_blocks
 from windlass.core.launch import Launch
 from windlass.core.model import ModelSpec, MoE, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
+from windlass.core.tiers.demand import in_slices
 from windlass.core.tiers.placement import experts_on_device, predicted_seconds
-from windlass.core.tiers.values import Demand, Speeds, TierPlacement
+from windlass.core.tiers.values import Demand, ExpertPool, Speeds, TierPlacement
 from windlass.errors import DoesNotFit, Impossible
 from windlass.offload.device.weights import DeviceSplit
 from windlass.offload.placement import host_budget
@@ -71,22 +73,46 @@ def plan_device(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch)
         raise Impossible(
             f"{spec.name} has layers without experts among those with them, which cannot be kept in host memory beside a GPU yet"
         )
-    kv_bytes, step_tokens = _kv_bytes(spec, launch, cap_bytes), _step_tokens(spec, moe, launch, cap_bytes)
-    others = demand.fixed_bytes + demand.unit_bytes + kv_bytes + step_tokens * row_bytes(spec, moe) + OTHER_BYTES
-    others += layers * ROUTER_BYTES * moe.num_experts * spec.hidden_size
+    routers = layers * ROUTER_BYTES * moe.num_experts * spec.hidden_size
+    plan = _plan(spec, demand, pool, cap_bytes, launch, row_bytes(spec, moe), routers)
+    return plan._replace(first_layer=first, split=plan.split._replace(has_shared=moe.shared_intermediate_size > 0))
+
+
+def plan_dense(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch) -> DevicePlan:
+    """The same for a model without experts: slices of its feed-forwards take their place. Raises DoesNotFit."""
+    widths = {layer.feed_forward.intermediate_size for layer in spec.layers}
+    if len(widths) > 1:
+        raise Impossible(
+            f"the feed-forwards of {spec.name} differ in width, so that they cannot be kept in host memory beside a GPU yet"
+        )
+    (width,) = widths
+    if num_blocks(width) * BLOCK_INPUTS != width:
+        raise Impossible(f"feed-forwards {width} wide cannot be kept in host memory beside a GPU yet")
+    sliced = in_slices(demand, width // BLOCK_INPUTS // slice_blocks(width // BLOCK_INPUTS), spec.num_layers)
+    assert sliced.experts is not None
+    return _plan(spec, sliced, sliced.experts, cap_bytes, launch, 6 * width + 60 * spec.hidden_size, 0)
+
+
+def _plan(
+    spec: ModelSpec, demand: Demand, pool: ExpertPool, cap_bytes: int, launch: Launch, bytes_of_row: int, routers: int
+) -> DevicePlan:
+    layers, per_layer = pool.num_layers, pool.num_experts // pool.num_layers
+    kv_bytes, step_tokens = _kv_bytes(spec, launch, cap_bytes), _step_tokens(bytes_of_row, launch, cap_bytes)
+    others = demand.fixed_bytes + demand.unit_bytes + kv_bytes + step_tokens * bytes_of_row + OTHER_BYTES + routers
     room = cap_bytes - others - LOADED_LAYERS * per_layer * pool.expert_bytes
     on_device = experts_on_device(room, layers, per_layer, pool.expert_bytes)
     if on_device < 0:
         short = -room + 2 * per_layer * pool.expert_bytes
+        what = "experts" if spec.experts is not None else "feed-forwards"
         raise DoesNotFit(
-            f"of {format_bytes(cap_bytes)} of device memory {format_bytes(others)} are needed beside the experts, and "
+            f"of {format_bytes(cap_bytes)} of device memory {format_bytes(others)} are needed beside the {what}, and "
             f"{format_bytes(short)} are missing; lower --context, or use a larger device",
             short,
         )
-    if launch.tiers and launch.tiers[0].device_bytes:
+    if launch.tiers and launch.tiers[0].device_slots:
         on_device = min(on_device, launch.tiers[0].device_slots // layers)
-    split = DeviceSplit(layers, per_layer, on_device, moe.shared_intermediate_size > 0)
-    return DevicePlan(split, first, kv_bytes, step_tokens, demand, pool.expert_bytes)
+    split = DeviceSplit(layers, per_layer, on_device, False)
+    return DevicePlan(split, 0, kv_bytes, step_tokens, demand, pool.expert_bytes)
 
 
 def check_host(launch: Launch, num_bytes: int) -> None:
@@ -105,8 +131,8 @@ def row_bytes(spec: ModelSpec, moe: MoE) -> int:
     return slots * 2 * (spec.hidden_size + 2 * moe.intermediate_size) + 40 * spec.hidden_size
 
 
-def _step_tokens(spec: ModelSpec, moe: MoE, launch: Launch, cap_bytes: int) -> int:
-    room = int(cap_bytes * STEP_SHARE) // row_bytes(spec, moe)
+def _step_tokens(bytes_of_row: int, launch: Launch, cap_bytes: int) -> int:
+    room = int(cap_bytes * STEP_SHARE) // bytes_of_row
     return launch.max_step_tokens or max(LEAST_STEP_TOKENS, min(STEP_TOKENS, room // 256 * 256))
 
 

@@ -24,8 +24,11 @@ EXPERTS = 3
 """Of a question: about as many as a step of one row finds missing in a layer."""
 
 
-def measured_speeds(gate_up: Tiles, down: Tiles) -> Speeds:
-    """`gate_up`, `down`: of some experts, for their shape. Without a compiler the CPU does not take part: its speed is 0."""
+def measured_speeds(gate_up: Tiles, down: Tiles, *, by_copies: bool = False) -> Speeds:
+    """`gate_up`, `down`: of some experts, for their shape. Without a compiler the CPU does not take part: its speed is 0.
+
+    `by_copies`: the copy engine moves them, not a kernel.
+    """
     sizes = [tiles.data[0].numel() for tiles in (gate_up, down)]
     count = max(EXPERTS, SCRATCH_BYTES // sum(sizes))
     pinned = PinnedMemory(gate_up.data.device)
@@ -34,13 +37,14 @@ def measured_speeds(gate_up: Tiles, down: Tiles) -> Speeds:
         host = [part.view(count, *tiles.data.shape[1:]) for part, tiles in zip(parts, (gate_up, down), strict=True)]
         mailbox = pinned.piece(mailbox_bytes(gate_up.inputs))
         fetching = _fetching(gate_up, down, host, mailbox)
+        fetched = _copied if by_copies else _fetched
         if library() is None:
-            return Speeds(host=0.0, disk=0.0, device=_device_speed(fetching), link=_fetched(fetching))
+            return Speeds(host=0.0, disk=0.0, device=_device_speed(fetching), link=fetched(fetching))
         share = CpuShare([host[0]], [host[1]], gate_up, mailbox, down.tile_blocks)
         asking = _Asking(share, mailbox, count)
         asking.start()
         try:
-            link = _fetched(fetching)
+            link = fetched(fetching)
         finally:
             cpu = asking.finish()
             share.close()
@@ -73,6 +77,18 @@ def _fetched(tiles: TieredTiles) -> float:
             tiles.state[STATE_WORDS:].copy_(places)
             tiles.fetch()
             num_bytes += EXPERTS * (tiles.host_gate_up[0].numel() + tiles.host_down[0].numel())
+        torch.cuda.synchronize()
+    return num_bytes / (time.perf_counter() - began)
+
+
+def _copied(tiles: TieredTiles) -> float:
+    """The same by copies."""
+    host, to = tiles.host_gate_up, tiles.slots.gate_up.data
+    num_bytes, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        for first in range(0, host.shape[0] - EXPERTS + 1, EXPERTS):
+            to.copy_(host[first : first + EXPERTS], non_blocking=True)
+            num_bytes += to.numel()
         torch.cuda.synchronize()
     return num_bytes / (time.perf_counter() - began)
 

@@ -196,8 +196,7 @@ class DeviceTier:
         self._failed = memory.mailbox[FAILED_AT : FAILED_AT + 4].view(torch.int32)
 
     def after_step(self) -> None:
-        if int(self._failed):
-            raise Error("the CPU did not answer for its part of the experts within 20 s; the engine must be started again")
+        check_answered(self._failed)
         if self.promotions is not None:
             self.promotions.after_step()
 
@@ -235,6 +234,12 @@ class DeviceTier:
         if self.share is not None:
             self.share.close()
         self._memory.pinned.close()
+
+
+def check_answered(failed: Tensor) -> None:
+    """`failed`: the word of the mailbox that the device sets."""
+    if int(failed):
+        raise Error("the CPU did not answer for its part of a layer within 20 s; the engine must be started again")
 
 
 def _like(tiles: Tiles, count: int) -> Tiles:

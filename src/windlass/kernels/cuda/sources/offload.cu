@@ -97,6 +97,32 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
 }
 
+// ---- the CPU is asked for slices 0 .. slices - 1 of a layer, each for all rows.
+extern "C" __global__ void __launch_bounds__(1024)
+    ask_slices(const u16* x, u32* state, Mailbox* box, Item* to_items, uint4* to_rows, u32 rows, u32 hidden, u32 slices, u32 layer) {
+    launch_next();
+    wait_previous();
+    const u32 groups = (rows + ITEM_ROWS - 1) / ITEM_ROWS;
+    for (u32 i = threadIdx.x; i < slices * groups; i += 1024) {
+        const u32 first = i % groups * ITEM_ROWS;
+        Item item;
+        item.expert = (int)(i / groups);
+        item.count = (int)min(ITEM_ROWS, rows - first);
+        for (u32 k = 0; k < ITEM_ROWS; k++) item.rows[k] = (int)(first + k), item.weights[k] = 1.f;
+        to_items[i] = item;
+    }
+    for (u32 k = threadIdx.x; k < rows * hidden / 8; k += 1024) to_rows[k] = __ldcg((const uint4*)x + k);
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        box->rows = rows, box->items = slices * groups, box->layer = layer;
+        const u32 asked = state[ASKED] + 1;
+        state[ASKED] = asked, state[IS_ASKED] = 1;
+        __threadfence_system();
+        store_system(&box->asked, asked);
+    }
+}
+
 // ---- the device's part of the experts that `place` found missing, read from host memory through the link. Of gate and up the bytes from `gate_up_from` on;
 // of each tile of down the last `down_part` bytes, which lie together in host memory.
 extern "C" __global__ void __launch_bounds__(256)

@@ -164,36 +164,46 @@ MATRIX static void amx(const uint8_t* first, int blocks, const Packed* x, float*
         _tile_loadconfig(&config);
         configured = true;
     }
-    alignas(64) uint8_t codes[2][ROWS][HALF];
-    alignas(64) int32_t sums[ROWS][COLUMNS];
-    alignas(64) float scales[ROWS];
+    // Two of each: while one block is multiplied, the next is unpacked and the one before is added up.
+    alignas(64) uint8_t codes[2][2][ROWS][HALF];
+    alignas(64) int32_t sums[2][ROWS][COLUMNS];
+    alignas(64) float scales[2][ROWS];
     __m512 acc[ROWS];
     for (int row = 0; row < ROWS; row++) acc[row] = _mm512_setzero_ps();
     const __m512i nibble = _mm512_set1_epi8(15);
-    for (int block = 0; block < blocks; block++, x++) {
+    auto unpack = [&](int block) MATRIX {
         const uint8_t* tile = first + block * block_bytes(128);
         fetch_ahead(first, block, blocks, next, block_bytes(128));
         for (int half = 0; half < 2; half++)
             for (int g = 0; g < 8; g++) {
                 const __m512i v = _mm512_loadu_si512(tile + half * 512 + g * 64);
-                _mm512_store_si512(codes[half][g], _mm512_and_si512(v, nibble));
-                _mm512_store_si512(codes[half][g + 8], _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
+                _mm512_store_si512(codes[block & 1][half][g], _mm512_and_si512(v, nibble));
+                _mm512_store_si512(codes[block & 1][half][g + 8], _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
             }
-        scales_avx512(tile + CODE_BYTES, 1.f, scales);
-        _tile_loadd(0, x->start, 0);  // the same for all rows of weights
-        _tile_loadd(1, codes[0], 64);
-        _tile_loadd(2, x->inputs[0], 64);
-        _tile_dpbusd(0, 1, 2);
-        _tile_loadd(3, codes[1], 64);
-        _tile_loadd(4, x->inputs[1], 64);
-        _tile_dpbusd(0, 3, 4);
-        _tile_stored(0, sums, 64);
-        const __m512 steps = _mm512_load_ps(x->steps);
+    };
+    auto add = [&](int block) MATRIX {
+        scales_avx512(first + block * block_bytes(128) + CODE_BYTES, 1.f, scales[block & 1]);
+        const __m512 steps = _mm512_load_ps(x[block].steps);
         for (int row = 0; row < ROWS; row++) {
-            const __m512 scale = _mm512_mul_ps(steps, _mm512_set1_ps(scales[row % 8 * 2 + row / 8]));
-            acc[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[row])), scale, acc[row]);
+            const __m512 scale = _mm512_mul_ps(steps, _mm512_set1_ps(scales[block & 1][row % 8 * 2 + row / 8]));
+            acc[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[block & 1][row])), scale, acc[row]);
         }
+    };
+    unpack(0);
+    for (int block = 0; block < blocks; block++) {
+        if (block + 1 < blocks) unpack(block + 1);
+        const auto& now = codes[block & 1];
+        _tile_loadd(0, x[block].start, 0);  // the same for all rows of weights
+        _tile_loadd(1, now[0], 64);
+        _tile_loadd(2, x[block].inputs[0], 64);
+        _tile_dpbusd(0, 1, 2);
+        _tile_loadd(3, now[1], 64);
+        _tile_loadd(4, x[block].inputs[1], 64);
+        _tile_dpbusd(0, 3, 4);
+        _tile_stored(0, sums[block & 1], 64);
+        if (block) add(block - 1);
     }
+    add(blocks - 1);
     for (int row = 0; row < ROWS; row++) _mm512_storeu_ps(out + row * COLUMNS, acc[row]);
 }
 

@@ -156,12 +156,28 @@ private:
         first_group.push_back((int)groups.size());
         // Where every expert has a single row, there is nothing to share.
         if (groups.size() == uses.size()) groups.clear();
-        if (packed.size() < groups.size() * tile_blocks) packed.resize(groups.size() * tile_blocks);
+        find_distinct();
+        if (packed.size() < distinct.size() * tile_blocks) packed.resize(distinct.size() * tile_blocks);
         if (packed_inner.size() < groups.size() * s.blocks) packed_inner.resize(groups.size() * s.blocks);
         for (size_t i = 0; i < uses.size(); i++) by_row[uses[i].row].push_back((int)i);
         in_order.clear();
         for (const auto& row : by_row) in_order.insert(in_order.end(), row.begin(), row.end());
         for (auto& next : counters) next.store(0, std::memory_order_relaxed);
+    }
+    // Groups of different experts often have the same rows, which are packed once: slices of a dense layer always.
+    void find_distinct() {
+        distinct.clear(), packed_of.clear();
+        auto row = [&](int group, int k) { return uses[groups[group].first + k].row; };
+        for (int g = 0; g < (int)groups.size(); g++) {
+            int found = (int)distinct.size();
+            for (int i = found - 1; i >= 0 && i >= (int)distinct.size() - 16; i--) {
+                bool same = groups[distinct[i]].count == groups[g].count;
+                for (int k = 0; same && k < groups[g].count; k++) same = row(distinct[i], k) == row(g, k);
+                if (same) found = i;
+            }
+            if (found == (int)distinct.size()) distinct.push_back(g);
+            packed_of.push_back(found);
+        }
     }
     void run() {
         epoch.fetch_add(1, std::memory_order_seq_cst);
@@ -280,8 +296,8 @@ private:
     void each_packed(uint64_t& met) {
         const size_t tiles = s.blocks * BLOCK / 8;
         const uint8_t *gate_up = s.gate_up[box().layer], *down = s.down[box().layer];
-        each(4, groups.size() * tile_blocks, [&](size_t i) {
-            const Group& group = groups[i / tile_blocks];
+        each(4, distinct.size() * tile_blocks, [&](size_t i) {
+            const Group& group = groups[distinct[i / tile_blocks]];
             const Activations* rows[PACKED_ROWS];
             for (int k = 0; k < group.count; k++) rows[k] = &x[uses[group.first + k].row * tile_blocks + i % tile_blocks];
             pack(rows, group.count, packed[i]);
@@ -293,7 +309,7 @@ private:
             const int last = first_group[i / tiles + 1];
             for (int g = first_group[i / tiles]; g < last; g++) {
                 alignas(64) float out[ROWS * COLUMNS];
-                packed_product(weights(i), (int)tile_blocks, &packed[g * tile_blocks], out, g + 1 == last && next < count ? weights(next) : nullptr);
+                packed_product(weights(i), (int)tile_blocks, &packed[packed_of[g] * tile_blocks], out, g + 1 == last && next < count ? weights(next) : nullptr);
                 for (int k = 0; k < groups[g].count; k++) {
                     for (int row = 0; row < ROWS; row++) out[row * COLUMNS + k * 2] += out[row * COLUMNS + k * 2 + 1];
                     activate(groups[g].first + k, i % tiles, out + k * 2, out + 8 * COLUMNS + k * 2, COLUMNS);
@@ -348,7 +364,7 @@ private:
     uint64_t leader_met = 0;
     std::vector<float> act;
     std::vector<Use> uses;
-    std::vector<int> experts, first_use, first_group, in_order;  // in_order: uses by row
+    std::vector<int> experts, first_use, first_group, in_order, distinct, packed_of;  // in_order: uses by row
     std::vector<std::vector<int>> by_row;
     std::atomic<bool> stop{false}, over{false};  // for the leader, and for the others
     alignas(64) std::atomic<uint32_t> epoch{0};

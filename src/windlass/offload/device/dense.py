@@ -1,0 +1,228 @@
+"""A source of weights (core.ports.Weights) in which a part of every dense feed-forward goes to pinned host memory as it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from windlass.core.fused import slice_blocks
+from windlass.core.tiers.demand import unit_name
+from windlass.core.tiers.stats import TierStats
+from windlass.core.tiers.values import Speeds, TierPlacement
+from windlass.errors import Impossible
+from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.cuda.sliced import CpuShares, HostSlices, SlicedTiles, StagedSlices
+from windlass.kernels.cuda.tiered import FAILED_AT, ITEM_BYTES, ITEMS_AT, MAX_ROWS, STATE_WORDS, mailbox_bytes
+from windlass.offload.device.pinned import PinnedMemory
+from windlass.offload.device.share import CpuShare
+from windlass.offload.device.speeds import measured_speeds
+from windlass.offload.device.weights import DeviceSplit, check_answered
+from windlass.offload.weights import ExpertSource
+from windlass.units import format_bytes
+
+ROWS = (1, 2, 8, 16, 32, 64)
+"""Rows of steps for which the CPU is measured."""
+QUESTIONS = 3
+
+
+class DenseTieredWeights:
+    def __init__(self, behind: ExpertSource, split: DeviceSplit) -> None:
+        """`split`: of the slices of every layer."""
+        if not getattr(behind, "tiled", False):
+            raise Impossible(
+                "weights in host memory beside a GPU need the fused kernels, which do not support this model or its storage"
+            )
+        self.device, self.dtype, self.spec, self.tiled = behind.device, behind.dtype, behind.spec, True
+        self._behind, self._split = behind, split
+        self._pinned = PinnedMemory(behind.device)
+        self._layers: dict[str, SlicedTiles] = {}
+        self._host: list[HostSlices] = []
+        self._mailbox = self._state = torch.empty(0)
+        self._staged: StagedSlices | None = None
+        self._slice: tuple[Tiles, Tiles] | None = None
+        self.speeds: Speeds | None = None
+
+    # --- core.ports.Weights
+
+    def matrix(self, *names: str) -> Any:
+        """The same object for gate and up as for down."""
+        unit = unit_name(names) or ""
+        layer, _, part = unit.rpartition(".")
+        if not layer.endswith(".ffn"):
+            return self._behind.matrix(*names)
+        tiles = self._behind.matrix(*names)
+        if part == "gate+up":
+            return self._first_half(layer, tiles)
+        return self._second_half(layer, tiles)
+
+    def dense_matrix(self, *names: str) -> Any:
+        return self._behind.dense_matrix(*names)
+
+    def vector(self, *names: str) -> Any:
+        return self._behind.vector(*names)
+
+    def expert_vectors(self, layer: int, *parts: str) -> Any:
+        return self._behind.expert_vectors(layer, *parts)
+
+    def experts(self, layer: int, *parts: str) -> Any:
+        return self._behind.experts(layer, *parts)
+
+    # --- what is elsewhere
+
+    def finish(self) -> DenseTier:
+        assert self._staged is not None and self._slice is not None
+        gate_up, down = ([getattr(layer, name) for layer in self._host] for name in ("gate_up", "down"))
+        share = None
+        if self._split.share != 0.0 and (self.speeds is None or self.speeds.host):
+            share = CpuShare(gate_up, down, self._slice[0], self._mailbox, self._slice[1].tile_blocks)
+        speeds = self.speeds or Speeds(host=self._split.share or 0.0, link=1 - (self._split.share or 0.0), disk=0.0)
+        costs = row_costs(share, self._mailbox, len(gate_up), self._split.in_host) if share else {}
+        shares = cpu_shares(speeds, costs, self._split.in_host)
+        for layer in self._layers.values():
+            layer.shares = shares
+        sizes = [self._split.num_layers * count * self.slice_bytes for count in (self._split.on_device, self._split.in_host)]
+        return DenseTier(self._split, (sizes[0], sizes[1]), shares, self._mailbox, self._pinned, share)
+
+    @property
+    def slice_bytes(self) -> int:
+        assert self._slice is not None
+        return sum(tiles.num_bytes for tiles in self._slice)
+
+    def abort(self) -> None:
+        self._pinned.close()
+
+    def _first_half(self, layer: str, gate_up: Tiles) -> SlicedTiles:
+        """Slices on the device first, then those in host memory."""
+        blocks = slice_blocks(gate_up.rows // 256)
+        tiles = blocks * 16  # a tile of gate and up has eight intermediate outputs
+        sample = replace(gate_up, data=gate_up.data[:, :tiles].clone(), rows=tiles * 16)
+        hidden = gate_up.inputs
+        down = Tiles(
+            torch.empty(1, hidden // 16, blocks, gate_up.block_bytes, dtype=torch.uint8, device=gate_up.data.device),
+            hidden, blocks * 128, gate_up.group,
+        )  # fmt: skip
+        if self._slice is None:
+            self._begin(sample, down)
+        kept = self._split.on_device * tiles
+        host = self._host_slices(sample, down)
+        host.gate_up.copy_(gate_up.data[:, kept:].view_as(host.gate_up))
+        self._host.append(host)
+        if self._staged is None:
+            self._staged = StagedSlices(self._host, sample, down)
+        device = replace(gate_up, data=gate_up.data[:, :kept].clone(), rows=kept * 16) if kept else None
+        made = SlicedTiles(
+            len(self._layers), device, None, self._staged, self._state, self._mailbox, CpuShares(()), 0
+        )  # fmt: skip
+        self._layers[layer] = made
+        return made
+
+    def _second_half(self, layer: str, down: Tiles) -> SlicedTiles:
+        made, host = self._layers[layer], self._host[-1]
+        blocks = host.down.shape[2]
+        kept = self._split.on_device * blocks
+        for number in range(self._split.in_host):
+            first = kept + number * blocks
+            host.down[number].copy_(down.data[0, :, first : first + blocks].contiguous())
+        if kept:
+            made.down = replace(down, data=down.data[:, :, :kept].contiguous(), inputs=kept * 128)
+        made.num_bytes = self._split.num_experts * self.slice_bytes
+        return made
+
+    def _begin(self, gate_up: Tiles, down: Tiles) -> None:
+        if self._split.share is None:
+            self.speeds = measured_speeds(gate_up, down, by_copies=True)
+        self._slice = gate_up, down
+        self._mailbox = self._pinned.piece(mailbox_bytes(gate_up.inputs))
+        self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=gate_up.data.device)
+
+    def _host_slices(self, gate_up: Tiles, down: Tiles) -> HostSlices:
+        count = self._split.in_host
+        shapes = [(count, *tiles.data.shape[1:]) for tiles in (gate_up, down)]
+        sizes = [prod(shape) for shape in shapes]
+        first, second = self._pinned.piece(sum(sizes)).split(sizes)
+        return HostSlices(first.view(shapes[0]), second.view(shapes[1]))
+
+
+def row_costs(share: CpuShare, mailbox: Tensor, layers: int, slices: int) -> dict[int, float]:
+    """Seconds of the CPU for a step of so many rows over that of one row, the link idle."""
+
+    def seconds(rows: int) -> float:
+        groups = -(-rows // 8)
+        items = mailbox[ITEMS_AT : ITEMS_AT + slices * groups * ITEM_BYTES].view(torch.int32).view(slices * groups, -1)
+        for number, item in enumerate(items):
+            first = number % groups * 8
+            item[0], item[1] = number // groups, min(8, rows - first)
+            item[2:10] = torch.arange(first, first + 8)
+            item[10:18] = torch.ones(8).view(torch.int32)
+        taken = list[float]()
+        for question in range(QUESTIONS):
+            head = torch.tensor([rows, slices * groups, question % layers], dtype=torch.int32)
+            mailbox[4:16].view(torch.int32).copy_(head)
+            before = share.counts.busy_seconds
+            share.ask()
+            taken.append(share.counts.busy_seconds - before)
+        return min(taken)
+
+    base = seconds(1)
+    return {rows: max(seconds(rows) / base, 1.0) for rows in ROWS}
+
+
+def cpu_shares(speeds: Speeds, costs: dict[int, float], slices: int) -> CpuShares:
+    """Of so many slices of a layer, those that the CPU computes, so that it and the link end together. `costs`: of more rows over one."""
+    return CpuShares(
+        tuple((rows, round(slices * speeds.host / (speeds.host + speeds.link * cost))) for rows, cost in sorted(costs.items()))
+    )
+
+
+class DenseTier:
+    """What holds the slices outside of the device, and answers for them, as long as the decoder lives."""
+
+    reads_all = True
+    """Of the weights, in every step."""
+
+    def __init__(
+        self,
+        split: DeviceSplit,
+        sizes: tuple[int, int],
+        shares: CpuShares,
+        mailbox: Tensor,
+        pinned: PinnedMemory,
+        share: CpuShare | None,
+    ) -> None:
+        """`sizes`: bytes of feed-forwards on the device and in host memory."""
+        self.split, self.share, self.shares, self._sizes = split, share, shares, sizes
+        self._mailbox, self._pinned = mailbox, pinned
+        self.promotions = None
+        self.speeds: Speeds | None = None
+        self.placed: TierPlacement | None = None
+        """With the predicted step; set by who made the plan."""
+        self._failed = mailbox[FAILED_AT : FAILED_AT + 4].view(torch.int32)
+
+    def after_step(self) -> None:
+        check_answered(self._failed)
+
+    @property
+    def line(self) -> str:
+        """For the user."""
+        device, host = map(format_bytes, self._sizes)
+        one, many = (self.shares.of(rows) / max(self.split.in_host, 1) for rows in (1, MAX_ROWS))
+        return (
+            f"{self.split.on_device / self.split.num_experts:.0%} of every feed-forward on the device ({device}), the rest in host memory "
+            f"({host}), of which the CPU computes {one:.0%} for one sequence, {many:.0%} for {MAX_ROWS}"
+        )
+
+    def stats(self) -> TierStats:
+        return TierStats(device_bytes=self._sizes[0], host_bytes=self._sizes[1])
+
+    def measure(self) -> Speeds:
+        """Link and CPU, each beside the other, as they were measured before loading."""
+        return self.speeds or Speeds(host=0.0, disk=0.0)
+
+    def close(self) -> None:
+        if self.share is not None:
+            self.share.close()
+        self._pinned.close()
