@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -79,9 +80,14 @@ class DenseTieredWeights:
         share = None
         if self._split.share != 0.0 and (self.speeds is None or self.speeds.host):
             share = CpuShare(gate_up, down, self._slice[0], self._mailbox, self._slice[1].tile_blocks)
-        speeds = self.speeds or Speeds(host=self._split.share or 0.0, link=1 - (self._split.share or 0.0), disk=0.0)
-        costs = row_costs(share, self._mailbox, len(gate_up), self._split.in_host) if share else {}
-        shares = cpu_shares(speeds, costs, self._split.in_host)
+        count = self._split.in_host
+        taken = seconds_of_rows(share, self._mailbox, len(gate_up), count) if share else {}
+        if self.speeds is None:
+            speeds = Speeds(host=self._split.share or 0.0, link=1 - (self._split.share or 0.0), disk=0.0)
+        else:  # what was measured before may have been in caches
+            host = min(self.speeds.host, count * self.slice_bytes / taken[1]) if taken else 0.0
+            speeds = self.speeds = msgspec.structs.replace(self.speeds, host=host)
+        shares = cpu_shares(speeds, {rows: max(time / taken[1], 1.0) for rows, time in taken.items()}, count)
         for layer in self._layers.values():
             layer.shares = shares
         sizes = [self._split.num_layers * count * self.slice_bytes for count in (self._split.on_device, self._split.in_host)]
@@ -147,8 +153,8 @@ class DenseTieredWeights:
         return HostSlices(first.view(shapes[0]), second.view(shapes[1]))
 
 
-def row_costs(share: CpuShare, mailbox: Tensor, layers: int, slices: int) -> dict[int, float]:
-    """Seconds of the CPU for a step of so many rows over that of one row, the link idle."""
+def seconds_of_rows(share: CpuShare, mailbox: Tensor, layers: int, slices: int) -> dict[int, float]:
+    """Of the CPU, for all slices of a layer and steps of so many rows, the link idle."""
 
     def seconds(rows: int) -> float:
         groups = -(-rows // 8)
@@ -167,8 +173,7 @@ def row_costs(share: CpuShare, mailbox: Tensor, layers: int, slices: int) -> dic
             taken.append(share.counts.busy_seconds - before)
         return min(taken)
 
-    base = seconds(1)
-    return {rows: max(seconds(rows) / base, 1.0) for rows in ROWS}
+    return {rows: seconds(rows) for rows in ROWS}
 
 
 def cpu_shares(speeds: Speeds, costs: dict[int, float], slices: int) -> CpuShares:

@@ -31,6 +31,7 @@ KV_TOKENS = 64 * 1024
 """No more than these."""
 STEP_TOKENS, LEAST_STEP_TOKENS = 8192, 1024
 """Rows of the largest step: weights are copied once for all of them."""
+DENSE_STEP_TOKENS = 2048
 STEP_SHARE = 1 / 24
 """Of the device, for the activations of such a step."""
 
@@ -90,7 +91,9 @@ def plan_dense(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch) 
         raise Impossible(f"feed-forwards {width} wide cannot be kept in host memory beside a GPU yet")
     sliced = in_slices(demand, width // BLOCK_INPUTS // slice_blocks(width // BLOCK_INPUTS), spec.num_layers)
     assert sliced.experts is not None
-    return _plan(spec, sliced, sliced.experts, cap_bytes, launch, 6 * width + 60 * spec.hidden_size, 0)
+    # A product of this many rows takes longer than copying its weights.
+    launch = msgspec.structs.replace(launch, max_step_tokens=launch.max_step_tokens or DENSE_STEP_TOKENS)
+    return _plan(spec, sliced, sliced.experts, cap_bytes, launch, 3 * width + 30 * spec.hidden_size, 0)
 
 
 def _plan(

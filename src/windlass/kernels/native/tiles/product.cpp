@@ -147,8 +147,8 @@ WIDE static void avx512(const uint8_t* first, int blocks, const Activations* x, 
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
 // The system lets a process use the tile registers once it has asked.
@@ -157,54 +157,69 @@ static bool may_use_tiles() {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-MATRIX static void amx(const uint8_t* first, int blocks, const Packed* x, float* out, const uint8_t* next) {
+MATRIX static void amx(const PackedWork& work, float* out) {
     static thread_local bool configured = false;
     if (!configured) {
         const TileConfig config;
         _tile_loadconfig(&config);
         configured = true;
     }
-    // Two of each: while one block is multiplied, the next is unpacked and the one before is added up.
-    alignas(64) uint8_t codes[2][2][ROWS][HALF];
-    alignas(64) int32_t sums[2][ROWS][COLUMNS];
-    alignas(64) float scales[2][ROWS];
-    __m512 acc[ROWS];
-    for (int row = 0; row < ROWS; row++) acc[row] = _mm512_setzero_ps();
+    constexpr size_t SIZE = ROWS * COLUMNS;
+    // Sums twice: those of one group are added up while the next is multiplied.
+    alignas(64) uint8_t codes[MOST_TILES][2][ROWS][HALF];
+    alignas(64) int32_t sums[2][MOST_TILES][ROWS][COLUMNS];
+    alignas(64) float scales[2][MOST_TILES][ROWS];
     const __m512i nibble = _mm512_set1_epi8(15);
-    auto unpack = [&](int block) MATRIX {
-        const uint8_t* tile = first + block * block_bytes(128);
-        fetch_ahead(first, block, blocks, next, block_bytes(128));
+    std::memset(out, 0, work.tiles * work.groups * SIZE * sizeof(float));
+    auto unpack = [&](int block, int tile) MATRIX {
+        const uint8_t* first = work.weights + tile * work.stride;
+        const uint8_t* from = first + block * block_bytes(128);
+        fetch_ahead(first, block, work.blocks, work.next ? work.next + tile * work.stride : nullptr, block_bytes(128));
         for (int half = 0; half < 2; half++)
             for (int g = 0; g < 8; g++) {
-                const __m512i v = _mm512_loadu_si512(tile + half * 512 + g * 64);
-                _mm512_store_si512(codes[block & 1][half][g], _mm512_and_si512(v, nibble));
-                _mm512_store_si512(codes[block & 1][half][g + 8], _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
+                const __m512i v = _mm512_loadu_si512(from + half * 512 + g * 64);
+                _mm512_store_si512(codes[tile][half][g], _mm512_and_si512(v, nibble));
+                _mm512_store_si512(codes[tile][half][g + 8], _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble));
             }
+        scales_avx512(from + CODE_BYTES, 1.f, scales[block & 1][tile]);
     };
-    auto add = [&](int block) MATRIX {
-        scales_avx512(first + block * block_bytes(128) + CODE_BYTES, 1.f, scales[block & 1]);
-        const __m512 steps = _mm512_load_ps(x[block].steps);
-        for (int row = 0; row < ROWS; row++) {
-            const __m512 scale = _mm512_mul_ps(steps, _mm512_set1_ps(scales[block & 1][row % 8 * 2 + row / 8]));
-            acc[row] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums[block & 1][row])), scale, acc[row]);
+    auto add = [&](int number) MATRIX {
+        const int block = number / work.groups, group = number % work.groups;
+        const __m512 steps = _mm512_load_ps(work.x[group][block].steps);
+        const __m512i start = _mm512_load_si512(work.x[group][block].start);  // the same for all rows of weights
+        for (int tile = 0; tile < work.tiles; tile++) {
+            float* to = out + (tile * work.groups + group) * SIZE;
+            for (int row = 0; row < ROWS; row++) {
+                const __m512 scale = _mm512_mul_ps(steps, _mm512_set1_ps(scales[block & 1][tile][row % 8 * 2 + row / 8]));
+                const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_load_si512(sums[number & 1][tile][row]), start));
+                _mm512_store_ps(to + row * COLUMNS, _mm512_fmadd_ps(sum, scale, _mm512_load_ps(to + row * COLUMNS)));
+            }
         }
     };
-    unpack(0);
-    for (int block = 0; block < blocks; block++) {
-        if (block + 1 < blocks) unpack(block + 1);
-        const auto& now = codes[block & 1];
-        _tile_loadd(0, x[block].start, 0);  // the same for all rows of weights
-        _tile_loadd(1, now[0], 64);
-        _tile_loadd(2, x[block].inputs[0], 64);
-        _tile_dpbusd(0, 1, 2);
-        _tile_loadd(3, now[1], 64);
-        _tile_loadd(4, x[block].inputs[1], 64);
-        _tile_dpbusd(0, 3, 4);
-        _tile_stored(0, sums[block & 1], 64);
-        if (block) add(block - 1);
+#define MULTIPLY(tile, to, low, high)                          \
+    if (tile < work.tiles) {                                    \
+        _tile_zero(to);                                         \
+        _tile_loadd(low, codes[tile][0], 64);                   \
+        _tile_dpbusd(to, low, 6);                               \
+        _tile_loadd(high, codes[tile][1], 64);                  \
+        _tile_dpbusd(to, high, 7);                              \
+        _tile_stored(to, sums[number & 1][tile], 64);           \
     }
-    add(blocks - 1);
-    for (int row = 0; row < ROWS; row++) _mm512_storeu_ps(out + row * COLUMNS, acc[row]);
+    const int count = work.blocks * work.groups;
+    for (int number = 0; number < count; number++) {
+        const int block = number / work.groups, group = number % work.groups;
+        if (group == 0)
+            for (int tile = 0; tile < work.tiles; tile++) unpack(block, tile);
+        _tile_loadd(6, work.x[group][block].inputs[0], 64);
+        _tile_loadd(7, work.x[group][block].inputs[1], 64);
+        MULTIPLY(0, 0, 2, 3)
+        MULTIPLY(1, 1, 4, 5)
+        MULTIPLY(2, 0, 2, 3)
+        MULTIPLY(3, 1, 4, 5)
+        if (number) add(number - 1);
+    }
+#undef MULTIPLY
+    add(count - 1);
 }
 
 static bool has_tiles() {
@@ -259,18 +274,24 @@ static Product best() {
 Product product_for(int group) { return group == 128 ? best<128>() : group == 64 ? best<64>() : group == 32 ? best<32>() : nullptr; }
 
 // For tests on machines without such instructions.
-static void plain_packed(const uint8_t* tile, int blocks, const Packed* x, float* out, const uint8_t*) {
-    std::memset(out, 0, ROWS * COLUMNS * sizeof(float));
-    for (int block = 0; block < blocks; block++, x++, tile += block_bytes(128))
-        for (int row = 0; row < ROWS; row++)
-            for (int column = 0; column < COLUMNS; column++) {
-                int sum = x->start[column];
-                for (int half = 0; half < 2; half++)
-                    for (int i = 0; i < HALF; i++) {
-                        const uint8_t code = tile[half * 512 + row % 8 * 64 + i];
-                        sum += (row < 8 ? code & 15 : code >> 4) * ((const int8_t*)&x->inputs[half][i / 4][column])[i % 4];
+static void plain_packed(const PackedWork& work, float* out) {
+    std::memset(out, 0, work.tiles * work.groups * ROWS * COLUMNS * sizeof(float));
+    for (int t = 0; t < work.tiles; t++)
+        for (int group = 0; group < work.groups; group++)
+            for (int block = 0; block < work.blocks; block++) {
+                const uint8_t* tile = work.weights + t * work.stride + block * block_bytes(128);
+                const Packed& x = work.x[group][block];
+                float* to = out + (t * work.groups + group) * ROWS * COLUMNS;
+                for (int row = 0; row < ROWS; row++)
+                    for (int column = 0; column < COLUMNS; column++) {
+                        int sum = x.start[column];
+                        for (int half = 0; half < 2; half++)
+                            for (int i = 0; i < HALF; i++) {
+                                const uint8_t code = tile[half * 512 + row % 8 * 64 + i];
+                                sum += (row < 8 ? code & 15 : code >> 4) * ((const int8_t*)&x.inputs[half][i / 4][column])[i % 4];
+                            }
+                        to[row * COLUMNS + column] += float(sum) * (bf16(tile + CODE_BYTES + (row % 8 * 2 + row / 8) * 2) * x.steps[column]);
                     }
-                out[row * COLUMNS + column] += float(sum) * (bf16(tile + CODE_BYTES + (row % 8 * 2 + row / 8) * 2) * x->steps[column]);
             }
 }
 

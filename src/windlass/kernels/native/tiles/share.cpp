@@ -21,7 +21,7 @@
 
 namespace tiles {
 
-constexpr int ITEM_ROWS = 8, RUN = 2;
+constexpr int ITEM_ROWS = 8, RUN = 2, MAX_GROUPS = 8;  // of an expert: 64 rows
 
 struct Item {
     int32_t expert, count, rows[ITEM_ROWS];
@@ -303,17 +303,21 @@ private:
             pack(rows, group.count, packed[i]);
         });
         meet(met);
-        const size_t count = experts.size() * tiles;
-        auto weights = [&](size_t i) { return gate_up + experts[i / tiles] * gate_up_bytes + i % tiles * gate_up_tile; };
+        const size_t each_expert = tiles / MOST_TILES, count = experts.size() * each_expert;
+        auto weights = [&](size_t i) { return gate_up + experts[i / each_expert] * gate_up_bytes + i % each_expert * MOST_TILES * gate_up_tile; };
         each_ahead(1, count, [&](size_t i, size_t next) {
-            const int last = first_group[i / tiles + 1];
-            for (int g = first_group[i / tiles]; g < last; g++) {
-                alignas(64) float out[ROWS * COLUMNS];
-                packed_product(weights(i), (int)tile_blocks, &packed[packed_of[g] * tile_blocks], out, g + 1 == last && next < count ? weights(next) : nullptr);
-                for (int k = 0; k < groups[g].count; k++) {
-                    for (int row = 0; row < ROWS; row++) out[row * COLUMNS + k * 2] += out[row * COLUMNS + k * 2 + 1];
-                    activate(groups[g].first + k, i % tiles, out + k * 2, out + 8 * COLUMNS + k * 2, COLUMNS);
-                }
+            const int first = first_group[i / each_expert], groups_here = first_group[i / each_expert + 1] - first;
+            const Packed* of_groups[MAX_GROUPS];
+            for (int g = 0; g < groups_here; g++) of_groups[g] = &packed[packed_of[first + g] * tile_blocks];
+            // Few tiles at a time where there are many groups: sums of all of them should stay in the nearest cache.
+            const int step = groups_here > 2 ? MOST_TILES / 2 : MOST_TILES;
+            for (int tile = 0; tile < MOST_TILES; tile += step) {
+                const uint8_t* at = weights(i) + tile * gate_up_tile;
+                const uint8_t* then = tile + step < MOST_TILES ? at + step * gate_up_tile : next < count ? weights(next) : nullptr;
+                alignas(64) float out[MOST_TILES / 2 * MAX_GROUPS * ROWS * COLUMNS];
+                packed_product({at, gate_up_tile, step, (int)tile_blocks, of_groups, groups_here, then}, out);
+                for (int t = 0; t < step; t++)
+                    for (int g = 0; g < groups_here; g++) activate_group(groups[first + g], i % each_expert * MOST_TILES + tile + t, out + (t * groups_here + g) * ROWS * COLUMNS);
             }
         });
         meet(met);
@@ -333,20 +337,24 @@ private:
         each_ahead(3, runs(), [&](size_t run, size_t next) {
             for (uint32_t row = 0; row < box().rows; row++) std::memset(sums_of(row) + run * RUN * ROWS, 0, run_tiles(run) * ROWS * sizeof(float));
             for (size_t i = 0; i < experts.size(); i++) {
+                const int first = first_group[i], groups_here = first_group[i + 1] - first, tiles_here = (int)run_tiles(run);
+                const Packed* of_groups[MAX_GROUPS];
+                for (int g = 0; g < groups_here; g++) of_groups[g] = &packed_inner[(first + g) * s.blocks];
                 const uint8_t* then = i + 1 < experts.size() ? place(i + 1, run) : next < runs() ? place(0, next) : nullptr;
-                for (size_t tile = 0; tile < run_tiles(run); tile++) {
-                    const uint8_t* at = place(i, run) + tile * down_tile;
-                    for (int g = first_group[i]; g < first_group[i + 1]; g++) {
-                        const bool is_last = g + 1 == first_group[i + 1];
-                        add_down(groups[g], at, &packed_inner[g * s.blocks], run * RUN + tile, !is_last ? nullptr : tile + 1 < run_tiles(run) ? at + down_tile : then);
-                    }
-                }
+                alignas(64) float out[RUN * MAX_GROUPS * ROWS * COLUMNS];
+                packed_product({place(i, run), down_tile, tiles_here, (int)s.blocks, of_groups, groups_here, then}, out);
+                for (int t = 0; t < tiles_here; t++)
+                    for (int g = 0; g < groups_here; g++) add_down(groups[first + g], run * RUN + t, out + (t * groups_here + g) * ROWS * COLUMNS);
             }
         });
     }
-    void add_down(const Group& group, const uint8_t* weights, const Packed* x, size_t tile, const uint8_t* next) {
-        alignas(64) float out[ROWS * COLUMNS];
-        packed_product(weights, (int)s.blocks, x, out, next);
+    void activate_group(const Group& group, size_t tile, float* out) {
+        for (int k = 0; k < group.count; k++) {
+            for (int row = 0; row < ROWS; row++) out[row * COLUMNS + k * 2] += out[row * COLUMNS + k * 2 + 1];
+            activate(group.first + k, tile, out + k * 2, out + 8 * COLUMNS + k * 2, COLUMNS);
+        }
+    }
+    void add_down(const Group& group, size_t tile, const float* out) {
         for (int k = 0; k < group.count; k++) {
             float* to = sums_of(uses[group.first + k].row) + tile * ROWS;
             for (int row = 0; row < ROWS; row++) to[row] += out[row * COLUMNS + k * 2] + out[row * COLUMNS + k * 2 + 1];

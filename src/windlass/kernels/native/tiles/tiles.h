@@ -36,8 +36,19 @@ void round_block(const float* x, float factor, Activations& out);
 using Product = void (*)(const uint8_t* tile, int blocks, const Activations* x, float* sums, const uint8_t* next);
 Product product_for(int group);
 
-// The same for several rows at once: out[ROWS][COLUMNS], two columns to be added. Null where there are no such instructions, or for other groups.
-using PackedProduct = void (*)(const uint8_t* tile, int blocks, const Packed* x, float* out, const uint8_t* next);
+// Several tiles with several groups of packed rows at once: a matrix instruction needs both in memory, and each is unpacked or loaded once for all
+// of the other. `x`: of each group, its blocks. out[tiles][groups][ROWS][COLUMNS], two columns of which are to be added. Null where there are no
+// such instructions, or for other groups of weights.
+constexpr int MOST_TILES = 4;
+struct PackedWork {
+    const uint8_t* weights;  // of the first tile
+    size_t stride;           // from one tile to the next
+    int tiles, blocks;
+    const Packed* const* x;
+    int groups;
+    const uint8_t* next;  // as above, of the first of as many tiles
+};
+using PackedProduct = void (*)(const PackedWork& work, float* out);
 PackedProduct packed_product_for(int group, bool plain);
 void pack(const Activations* const* rows, int count, Packed& out);
 
