@@ -43,6 +43,8 @@ class DenseTieredWeights:
         self._layers: dict[str, SlicedTiles] = {}
         self._host: list[HostSlices] = []
         self._mailbox = self._state = torch.empty(0)
+        self._kept: list[Tensor] = []
+        """Gate and up, and down, of the slices on the device."""
         self._staged: StagedSlices | None = None
         self._slice: tuple[Tiles, Tiles] | None = None
         self.speeds: Speeds | None = None
@@ -90,6 +92,8 @@ class DenseTieredWeights:
         shares = cpu_shares(speeds, {rows: max(time / taken[1], 1.0) for rows, time in taken.items()}, count)
         for layer in self._layers.values():
             layer.shares = shares
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # of layers as they were loaded
         sizes = [self._split.num_layers * count * self.slice_bytes for count in (self._split.on_device, self._split.in_host)]
         return DenseTier(self._split, (sizes[0], sizes[1]), shares, self._mailbox, self._pinned, share)
 
@@ -119,7 +123,10 @@ class DenseTieredWeights:
         self._host.append(host)
         if self._staged is None:
             self._staged = StagedSlices(self._host, sample, down)
-        device = replace(gate_up, data=gate_up.data[:, :kept].clone(), rows=kept * 16) if kept else None
+        device: Tiles | None = None
+        if kept:
+            device = replace(gate_up, data=self._kept[0][len(self._layers)][None], rows=kept * 16)
+            device.data.copy_(gate_up.data[:, :kept])
         made = SlicedTiles(
             len(self._layers), device, None, self._staged, self._state, self._mailbox, CpuShares(()), 0
         )  # fmt: skip
@@ -134,7 +141,8 @@ class DenseTieredWeights:
             first = kept + number * blocks
             host.down[number].copy_(down.data[0, :, first : first + blocks].contiguous())
         if kept:
-            made.down = replace(down, data=down.data[:, :, :kept].contiguous(), inputs=kept * 128)
+            made.down = replace(down, data=self._kept[1][made.layer][None], inputs=kept * 128)
+            made.down.data.copy_(down.data[:, :, :kept])
         made.num_bytes = self._split.num_experts * self.slice_bytes
         return made
 
@@ -142,6 +150,11 @@ class DenseTieredWeights:
         if self._split.share is None:
             self.speeds = measured_speeds(gate_up, down, by_copies=True)
         self._slice = gate_up, down
+        # One piece for all layers: pieces among those that are loaded and freed again would leave gaps.
+        layers, count = self._split.num_layers, self._split.on_device
+        (_, tiles, inputs, size), (_, rows, blocks, _) = gate_up.data.shape, down.data.shape
+        shapes = [(layers, count * tiles, inputs, size), (layers, rows, count * blocks, size)]
+        self._kept = [torch.empty(shape, dtype=torch.uint8, device=gate_up.data.device) for shape in shapes]
         self._mailbox = self._pinned.piece(mailbox_bytes(gate_up.inputs))
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=gate_up.data.device)
 

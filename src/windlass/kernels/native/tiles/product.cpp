@@ -295,17 +295,9 @@ static void plain_packed(const PackedWork& work, float* out) {
             }
 }
 
-PackedProduct packed_product_for(int group, bool plain) {
-    if (plain) return group == 128 ? plain_packed : nullptr;
-#if defined(__x86_64__) && defined(__linux__)
-    static const bool usable = has_tiles();
-    if (group == 128 && usable) return amx;
-#endif
-    return nullptr;
-}
-
-void pack(const Activations* const* rows, int count, Packed& out) {
-    std::memset(&out, 0, sizeof out);
+static void pack_bytes(const Activations* const* rows, int count, Packed& out) {
+    std::memset((void*)&out, 0, sizeof out);
+    out.count = count;
     for (int row = 0; row < count; row++)
         for (int plane = 0; plane < 2; plane++) {
             const int column = row * 2 + plane;
@@ -317,6 +309,87 @@ void pack(const Activations* const* rows, int count, Packed& out) {
             out.start[column] = -8 * sum;
             out.steps[column] = plane ? rows[row]->step : rows[row]->step * 128.f;
         }
+}
+
+#if defined(__x86_64__)
+static void pack_wide(const Activations* const* rows, int count, Packed& out) {
+    out.count = count;
+    for (int row = 0; row < count; row++) {
+        for (int i = 0; i < BLOCK; i++) out.wide[row][i] = int16_t(rows[row]->high[i] * 128 + rows[row]->low[i]);
+        out.steps[row] = rows[row]->step;
+    }
+}
+
+// Two groups of rows at a time, so that their sums stay in the nearest cache.
+WIDE static void vnni_packed(const PackedWork& work, float* out) {
+    constexpr int PAIR = 2;
+    alignas(64) int16_t codes[ROWS][BLOCK];
+    alignas(64) float acc[PAIR][ROWS][PACKED_ROWS][LANES], weight_scales[ROWS], scales[PACKED_ROWS][ROWS];
+    const __m512i nibble = _mm512_set1_epi8(15), eight = _mm512_set1_epi16(8);
+    auto spread = [&](__m512i v, int16_t* to) WIDE {
+        const __m512i low = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(v)), high = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(v, 1));
+        _mm512_store_si512(to, _mm512_sub_epi16(low, eight));
+        _mm512_store_si512(to + 32, _mm512_sub_epi16(high, eight));
+    };
+    for (int tile = 0; tile < work.tiles; tile++)
+        for (int first = 0; first < work.groups; first += PAIR) {
+            const uint8_t* weights = work.weights + tile * work.stride;
+            const bool is_last = first + PAIR >= work.groups;
+            const uint8_t* next = !is_last ? nullptr : tile + 1 < work.tiles ? weights + work.stride : work.next;
+            const int pair = work.groups - first < PAIR ? work.groups - first : PAIR;
+            std::memset(acc, 0, pair * sizeof acc[0]);
+            for (int block = 0; block < work.blocks; block++) {
+                const uint8_t* from = weights + block * block_bytes(128);
+                if (first == 0 || block + AHEAD >= work.blocks) fetch_ahead(weights, block, work.blocks, next, block_bytes(128));
+                for (int half = 0; half < 2; half++)
+                    for (int g = 0; g < 8; g++) {
+                        const __m512i v = _mm512_loadu_si512(from + half * 512 + g * 64);
+                        spread(_mm512_and_si512(v, nibble), &codes[g][half * HALF]);
+                        spread(_mm512_and_si512(_mm512_srli_epi16(v, 4), nibble), &codes[g + 8][half * HALF]);
+                    }
+                scales_avx512(from + CODE_BYTES, 1.f, weight_scales);
+                for (int g = 0; g < pair; g++) {
+                    const Packed& x = work.x[first + g][block];
+                    for (int k = 0; k < x.count; k++)
+                        _mm512_store_ps(scales[k], _mm512_mul_ps(_mm512_load_ps(weight_scales), _mm512_set1_ps(x.steps[k])));
+                    for (int row = 0; row < ROWS; row++) {
+                        const __m512i c0 = _mm512_load_si512(codes[row]), c1 = _mm512_load_si512(codes[row] + 32);
+                        const __m512i c2 = _mm512_load_si512(codes[row] + 64), c3 = _mm512_load_si512(codes[row] + 96);
+                        for (int k = 0; k < x.count; k++) {
+                            __m512i sum = _mm512_dpwssd_epi32(_mm512_setzero_si512(), c0, _mm512_load_si512(x.wide[k]));
+                            sum = _mm512_dpwssd_epi32(sum, c1, _mm512_load_si512(x.wide[k] + 32));
+                            sum = _mm512_dpwssd_epi32(sum, c2, _mm512_load_si512(x.wide[k] + 64));
+                            sum = _mm512_dpwssd_epi32(sum, c3, _mm512_load_si512(x.wide[k] + 96));
+                            float* to = acc[g][row][k];
+                            const __m512 scale = _mm512_set1_ps(scales[k][row % 8 * 2 + row / 8]);
+                            _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, _mm512_load_ps(to)));
+                        }
+                    }
+                }
+            }
+            for (int g = 0; g < pair; g++) {
+                float* to = out + (tile * work.groups + first + g) * ROWS * COLUMNS;
+                for (int row = 0; row < ROWS; row++)
+                    for (int k = 0; k < work.x[first + g]->count; k++) {
+                        to[row * COLUMNS + k * 2] = _mm512_reduce_add_ps(_mm512_load_ps(acc[g][row][k]));
+                        to[row * COLUMNS + k * 2 + 1] = 0.f;
+                    }
+            }
+        }
+}
+#endif
+
+PackedKernels packed_kernels_for(int group, bool plain) {
+    if (group != 128) return {};
+    if (plain) return {plain_packed, pack_bytes, 1.001f};
+#if defined(__x86_64__)
+#if defined(__linux__)
+    static const bool usable = has_tiles();
+    if (usable) return {amx, pack_bytes, 1.001f};
+#endif
+    if (product_for(128) == (Product)avx512<128>) return {vnni_packed, pack_wide, 2.5f};
+#endif
+    return {};
 }
 
 // For tests: `level` 0 plain, 1 as above.

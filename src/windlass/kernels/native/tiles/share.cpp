@@ -71,7 +71,7 @@ static double seconds() {
 
 class Share {
 public:
-    explicit Share(const Shape& shape) : s(shape), product(product_for((int)shape.group)), packed_product(packed_product_for((int)shape.group, shape.plain)) {
+    explicit Share(const Shape& shape) : s(shape), product(product_for((int)shape.group)), packed_kernels(packed_kernels_for((int)shape.group, shape.plain)) {
         last = box().asked.load(std::memory_order_acquire);  // here: the first question may come before the thread runs
         tile_blocks = s.hidden / BLOCK;
         gate_up_tile = tile_blocks * block_bytes((int)s.group);
@@ -147,15 +147,13 @@ private:
         if (inner.size() < uses.size() * s.blocks) inner.resize(uses.size() * s.blocks);
         by_row.assign(box().rows, {});
         groups.clear(), first_group.clear();
-        if (packed_product)
+        if (packed_kernels.product && uses.size() >= packed_kernels.least * experts.size())
             for (size_t i = 0; i < experts.size(); i++) {
                 first_group.push_back((int)groups.size());
                 for (int use = first_use[i]; use < first_use[i + 1]; use += PACKED_ROWS)
                     groups.push_back({use, std::min(PACKED_ROWS, first_use[i + 1] - use)});
             }
         first_group.push_back((int)groups.size());
-        // Where every expert has a single row, there is nothing to share.
-        if (groups.size() == uses.size()) groups.clear();
         find_distinct();
         if (packed.size() < distinct.size() * tile_blocks) packed.resize(distinct.size() * tile_blocks);
         if (packed_inner.size() < groups.size() * s.blocks) packed_inner.resize(groups.size() * s.blocks);
@@ -300,7 +298,7 @@ private:
             const Group& group = groups[distinct[i / tile_blocks]];
             const Activations* rows[PACKED_ROWS];
             for (int k = 0; k < group.count; k++) rows[k] = &x[uses[group.first + k].row * tile_blocks + i % tile_blocks];
-            pack(rows, group.count, packed[i]);
+            packed_kernels.pack(rows, group.count, packed[i]);
         });
         meet(met);
         const size_t each_expert = tiles / MOST_TILES, count = experts.size() * each_expert;
@@ -315,7 +313,7 @@ private:
                 const uint8_t* at = weights(i) + tile * gate_up_tile;
                 const uint8_t* then = tile + step < MOST_TILES ? at + step * gate_up_tile : next < count ? weights(next) : nullptr;
                 alignas(64) float out[MOST_TILES / 2 * MAX_GROUPS * ROWS * COLUMNS];
-                packed_product({at, gate_up_tile, step, (int)tile_blocks, of_groups, groups_here, then}, out);
+                packed_kernels.product({at, gate_up_tile, step, (int)tile_blocks, of_groups, groups_here, then}, out);
                 for (int t = 0; t < step; t++)
                     for (int g = 0; g < groups_here; g++) activate_group(groups[first + g], i % each_expert * MOST_TILES + tile + t, out + (t * groups_here + g) * ROWS * COLUMNS);
             }
@@ -330,7 +328,7 @@ private:
                 round_block(&act[(use * s.blocks + i % s.blocks) * BLOCK], uses[use].weight, rounded[k]);
                 rows[k] = &rounded[k];
             }
-            pack(rows, group.count, packed_inner[i]);
+            packed_kernels.pack(rows, group.count, packed_inner[i]);
         });
         meet(met);
         auto place = [&](size_t expert, size_t run) { return down + experts[expert] * down_bytes + run * RUN * down_tile; };
@@ -342,7 +340,7 @@ private:
                 for (int g = 0; g < groups_here; g++) of_groups[g] = &packed_inner[(first + g) * s.blocks];
                 const uint8_t* then = i + 1 < experts.size() ? place(i + 1, run) : next < runs() ? place(0, next) : nullptr;
                 alignas(64) float out[RUN * MAX_GROUPS * ROWS * COLUMNS];
-                packed_product({place(i, run), down_tile, tiles_here, (int)s.blocks, of_groups, groups_here, then}, out);
+                packed_kernels.product({place(i, run), down_tile, tiles_here, (int)s.blocks, of_groups, groups_here, then}, out);
                 for (int t = 0; t < tiles_here; t++)
                     for (int g = 0; g < groups_here; g++) add_down(groups[first + g], run * RUN + t, out + (t * groups_here + g) * ROWS * COLUMNS);
             }
@@ -363,7 +361,7 @@ private:
 
     const Shape s;
     const Product product;
-    const PackedProduct packed_product;
+    const PackedKernels packed_kernels;
     uint32_t last;  // question
     size_t tile_blocks, gate_up_tile, gate_up_bytes, down_tile, down_bytes;
     std::vector<Activations> x, inner;

@@ -20,12 +20,17 @@ struct alignas(64) Activations {
     float unused[15];
 };
 
-// Up to 8 rows of activations for matrix instructions (AMX): of each half, four inputs of every column; a row has two columns, high and low.
+// Up to 8 rows of activations. For matrix instructions (AMX): of each half, four inputs of every column; a row has two columns, high and low.
+// For others: numbers of 16 bits, a row after the other.
 constexpr int PACKED_ROWS = 8, COLUMNS = 16;
 struct alignas(64) Packed {
-    int32_t inputs[2][LANES][COLUMNS];
+    union {
+        int32_t inputs[2][LANES][COLUMNS];
+        int16_t wide[PACKED_ROWS][BLOCK];
+    };
     int32_t start[COLUMNS];
     float steps[COLUMNS];
+    int32_t count, unused[15];
 };
 
 inline size_t block_bytes(int group) { return CODE_BYTES + size_t(BLOCK / group) * ROWS * 2; }
@@ -36,9 +41,7 @@ void round_block(const float* x, float factor, Activations& out);
 using Product = void (*)(const uint8_t* tile, int blocks, const Activations* x, float* sums, const uint8_t* next);
 Product product_for(int group);
 
-// Several tiles with several groups of packed rows at once: a matrix instruction needs both in memory, and each is unpacked or loaded once for all
-// of the other. `x`: of each group, its blocks. out[tiles][groups][ROWS][COLUMNS], two columns of which are to be added. Null where there are no
-// such instructions, or for other groups of weights.
+// Several tiles with several groups of packed rows at once: weights are unpacked once for all rows, and rows are loaded once for several tiles. `x`: of each group, its blocks. out[tiles][groups][ROWS][COLUMNS], two columns of which are to be added.
 constexpr int MOST_TILES = 4;
 struct PackedWork {
     const uint8_t* weights;  // of the first tile
@@ -48,9 +51,12 @@ struct PackedWork {
     int groups;
     const uint8_t* next;  // as above, of the first of as many tiles
 };
-using PackedProduct = void (*)(const PackedWork& work, float* out);
-PackedProduct packed_product_for(int group, bool plain);
-void pack(const Activations* const* rows, int count, Packed& out);
+struct PackedKernels {
+    void (*product)(const PackedWork& work, float* out);  // null: there are none for such weights or such a CPU
+    void (*pack)(const Activations* const* rows, int count, Packed& out);
+    float least;  // rows of an expert, on average, from which this is faster than row by row
+};
+PackedKernels packed_kernels_for(int group, bool plain);
 
 void add_lanes(const float* sums, float* out);  // [ROWS][LANES] -> [ROWS]
 
