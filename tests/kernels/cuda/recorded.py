@@ -12,15 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from windlass.core.fused import BLOCK_INPUTS, slice_blocks
 from windlass.core.place import stored
 from windlass.core.rule import Rule
 from windlass.core.scheme import scheme
+from windlass.core.tiers.values import Speeds
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
 from windlass.kernels.cuda import driver, layout, linear, route
 from windlass.kernels.step import BLOCK_TOKENS, Step
 from windlass.nn import Decoder
 from windlass.nn.moe import MixtureOfExperts
+from windlass.offload.device.dense import DenseTieredWeights, cpu_shares
 from windlass.offload.device.weights import DeviceSplit, DeviceTieredWeights
 from windlass.weights.load.random import RandomWeights
 from windlass.weights.load.tiled import is_gate_up
@@ -109,6 +112,18 @@ def offloaded(name: str) -> Decoder:
     split = DeviceSplit(1, moe.num_experts, moe.num_experts * 2 // 3, moe.shared_intermediate_size > 0, share=0.6)
     weights = Shapes(whole.spec, rules(whole.spec), quant=scheme("int4", 128), device=META, tiled=True)
     return Decoder(whole.spec, DeviceTieredWeights(weights, split, first), 8192)
+
+
+def sliced(name: str) -> Decoder:
+    """A model without experts, half of its feed-forwards in host memory."""
+    whole = full_size(name)
+    blocks = whole.spec.layers[0].feed_forward.intermediate_size // BLOCK_INPUTS
+    slices = blocks // slice_blocks(blocks)
+    weights = Shapes(whole.spec, rules(whole.spec), quant=scheme("int4", 128), device=META, tiled=True)
+    source = DenseTieredWeights(weights, DeviceSplit(1, slices, slices // 2, has_shared=False, share=0.6))
+    decoder = Decoder(whole.spec, source, 8192)
+    source.set_shares(cpu_shares(Speeds(host=6.0, link=4.0, disk=0.0), {1: 1.0, 64: 4.0}, slices - slices // 2))
+    return decoder
 
 
 def step_of(sequences: int, tokens: int, before: int = 0) -> Step:

@@ -15,7 +15,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 from kept import compiled, functions_of  # noqa: E402
-from recorded import Recorder, Unit, full_size, offloaded, record  # noqa: E402
+from recorded import Recorder, Unit, full_size, offloaded, record, sliced  # noqa: E402
 
 from windlass.core.fused import unsupported  # noqa: E402
 from windlass.families.registry import known_models, spec_of  # noqa: E402
@@ -41,9 +41,15 @@ def recorded_offloaded() -> Recorder:
         return record(offloaded("GLM-4.6"), patch)
 
 
+@cache
+def recorded_sliced() -> Recorder:
+    with pytest.MonkeyPatch.context() as patch:
+        return record(sliced("Llama-3.1-405B"), patch)
+
+
 def units() -> dict[Unit, set[str]]:
     found: dict[Unit, set[str]] = {}
-    for one in (*map(recorded, COMPILED), recorded_offloaded()):
+    for one in (*map(recorded, COMPILED), recorded_offloaded(), recorded_sliced()):
         for (file, defines), functions in one.units.items():
             found.setdefault((file, defines), set()).update(functions)
     return found

@@ -90,8 +90,7 @@ class DenseTieredWeights:
             host = min(self.speeds.host, count * self.slice_bytes / taken[1]) if taken else 0.0
             speeds = self.speeds = msgspec.structs.replace(self.speeds, host=host)
         shares = cpu_shares(speeds, {rows: max(time / taken[1], 1.0) for rows, time in taken.items()}, count)
-        for layer in self._layers.values():
-            layer.shares = shares
+        self.set_shares(shares)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # of layers as they were loaded
         sizes = [self._split.num_layers * count * self.slice_bytes for count in (self._split.on_device, self._split.in_host)]
@@ -101,6 +100,10 @@ class DenseTieredWeights:
     def slice_bytes(self) -> int:
         assert self._slice is not None
         return sum(tiles.num_bytes for tiles in self._slice)
+
+    def set_shares(self, shares: CpuShares) -> None:
+        for layer in self._layers.values():
+            layer.shares = shares
 
     def abort(self) -> None:
         self._pinned.close()
