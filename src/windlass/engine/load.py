@@ -124,6 +124,8 @@ def build(
     else:
         built = _from_checkpoint(launch, device, progress, shard_of, parts)
     trim_heap()
+    if _kind(device) == "cuda":
+        torch.cuda.empty_cache()  # of what was read on its way to its place
     return built
 
 

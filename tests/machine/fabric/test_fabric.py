@@ -100,3 +100,7 @@ def test_names_that_harm_exist(name: str) -> None:
 
 def test_a_switch_that_is_off_is_no_harm() -> None:
     assert wrong_variables({"NCCL_IB_DISABLE": "0"}) == ()
+
+
+def test_what_container_images_set_is_no_mistake() -> None:
+    assert wrong_variables({"NCCL_VERSION": "2.28.3-1"}) == ()

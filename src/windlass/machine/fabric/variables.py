@@ -39,6 +39,9 @@ MEANT = {
     "GLOO_IFNAME": "GLOO_SOCKET_IFNAME",
 }
 
+OF_IMAGES = ("NCCL_VERSION",)
+"""Set by NVIDIA's container images for people to read."""
+
 # Exist, but harm when they are copied from somebody else's cluster.
 DOUBTFUL = {
     "NCCL_IB_GID_INDEX": "since NCCL 2.21 the index is chosen; a fixed one breaks when addresses change",
@@ -139,7 +142,7 @@ def _unknown(name: str) -> str:
     """Why it does nothing; empty if it exists, or if it is nobody's we know."""
     if name in MEANT:
         return f"nothing reads it; meant is {MEANT[name]}"
-    if not name.startswith("NCCL_") or name in nccl_names():
+    if not name.startswith("NCCL_") or name in nccl_names() or name in OF_IMAGES:
         return ""
     import difflib
 
