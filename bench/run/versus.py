@@ -1,10 +1,11 @@
 """Windlass beside llama.cpp on this machine: the same GGUF file, the same threads, turn by turn in one run.
 
-Run: python bench/run/versus.py --peer PYTHON [--rounds 5] [--threads 2] [--only 1.1B,smollm2,moe]
+Run: python bench/run/versus.py --peer PYTHON [--rounds 5] [--threads 2] [--only 1.1B,1.1B-Q4_K_M,smollm2,moe]
 
 PYTHON is an interpreter of an environment that has `llama-cpp-python` and numpy; it is only compared with, and nothing here needs it.
 Both sides take 128 prompt tokens, then decode greedily; Windlass through its engine (scheduler, paged cache, sampler), llama.cpp through
-llama_decode and an argmax. Shapes: a 1.10B dense model and a 1.1B GLM-MoE of random Q4_0 blocks (groups of 32), and SmolLM2-135M (Q4_1).
+llama_decode and an argmax. Shapes: a 1.10B dense model of random Q4_0 blocks (groups of 32) and of random blocks in the mixture Q4_K_M, a
+1.1B GLM-MoE of Q4_0, and SmolLM2-135M (Q4_1). A path of a GGUF file is a model too.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def main() -> None:
     parser.add_argument("--peer", required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="1.1B,smollm2,moe")
+    parser.add_argument("--only", default="1.1B,1.1B-Q4_K_M,smollm2,moe")
     asked = parser.parse_args()
     os.environ["WINDLASS_THREADS"] = str(asked.threads)
     print(
@@ -129,13 +130,13 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         for name in asked.only.split(","):
-            path = smollm2()
+            path = Path(name) if name.endswith(".gguf") else smollm2()
             if name in SHAPES:
                 path = Path(folder) / f"{SHAPES[name].name}.gguf"
                 make(SHAPES[name], path)
             peer = Peer(asked.peer, path, asked.threads)
             try:
-                measure(name, path, peer, asked.rounds)
+                measure(path.stem if name.endswith(".gguf") else name, path, peer, asked.rounds)
             finally:
                 peer.close()
     print(f"llama.cpp: {peer.built}")
