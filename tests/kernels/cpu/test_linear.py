@@ -29,7 +29,8 @@ from windlass.kernels import build
 from windlass.kernels.cpu import limits as native_limits
 from windlass.kernels.cpu import linear as native_linear
 from windlass.kernels.packing import panels_reference
-from windlass.kernels.packing.panels import KINDS, Panels
+from windlass.kernels.packing.panel_data import KINDS
+from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]

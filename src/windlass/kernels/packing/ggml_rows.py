@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from math import log2
 
 import torch
 from torch import Tensor
@@ -48,6 +50,21 @@ def numbers(kind: str, rows: Tensor) -> Tensor:
     words = blocks[:, second:].contiguous().view(torch.int32)
     values = _grid_numbers if kind.startswith(("iq2", "iq3")) else _code_numbers
     return values(kind, halves, blocks[:, first:second], words).reshape(len(rows), -1)
+
+
+def randomize_numbers(kind: str, rows: Tensor, deviation: float) -> None:
+    """Gives formed rows of random bytes numbers such that weights have about the given standard deviation; for benchmarks."""
+    form = FORMS[kind]
+    blocks = rows.view(-1, form.num_bytes)
+    if not form.halves:
+        blocks[:, 0] = 127 + round(log2(deviation / 2.7))  # the deviation of 16 values of E2M1
+        return
+    if kind in ("q4_k", "q5_k"):
+        blocks[:, 2 * form.halves : 2 * form.halves + form.singles] &= 63
+    ones = torch.ones((len(blocks), form.halves), dtype=torch.float16, device=rows.device)
+    blocks[:, : 2 * form.halves] = ones.view(torch.uint8)
+    unit = numbers(kind, blocks[:64].flatten().view(1, -1)).std().item()
+    blocks[:, : 2 * form.halves] = (ones * (deviation / unit)).view(torch.uint8)
 
 
 def interleave(form: Form, rows: Tensor, across: int) -> Tensor:
@@ -236,6 +253,15 @@ _PARTS: dict[str, Callable[[Tensor], Parts]] = {
 # --- and to numbers
 
 
+@cache
+def _table(kind: str, device: torch.device) -> Tensor:
+    """Values of codes, or magnitudes of a grid's rows. Kept: a copy from the host cannot be part of a CUDA graph."""
+    if kind in TABLES:
+        return torch.tensor(TABLES[kind], dtype=torch.int8, device=device)
+    name = kind.upper()
+    return torch.frombuffer(bytearray(grid(name)), dtype=torch.uint8).view(-1, LENGTHS[name]).to(device)
+
+
 def _codes(kind: str, words: Tensor) -> Tensor:
     """What a code stands for before it is scaled, fp32 [n, in]."""
     per_block = FORMS[kind].words * 32 // FORMS[kind].elements
@@ -251,7 +277,7 @@ def _codes(kind: str, words: Tensor) -> Tensor:
             chunks = chunks | _from_bits(words[..., 4:]) << 4
     codes = chunks.contiguous().view(torch.uint8).view(len(words), -1)
     if kind in TABLES:
-        return torch.tensor(TABLES[kind], dtype=torch.float32, device=words.device)[codes.int()]
+        return _table(kind, words.device)[codes.int()].float()
     return codes.float() - ZERO.get(kind, 0)
 
 
@@ -276,7 +302,7 @@ def _code_numbers(kind: str, halves: Tensor, singles: Tensor, words: Tensor) -> 
 
 def signs_of(words: Tensor) -> Tensor:
     """Four times seven signs in a word, the eighth such that the number of negative ones is even: int32 [.., 4] of eight bits."""
-    seven = words.unsqueeze(-1) >> torch.tensor([0, 7, 14, 21], device=words.device) & 127
+    seven = words.unsqueeze(-1) >> 7 * torch.arange(4, device=words.device) & 127
     return _with_parity(seven)
 
 
@@ -301,7 +327,7 @@ def _grid_numbers(kind: str, halves: Tensor, singles: Tensor, words: Tensor) -> 
         index, signs, scale = both & 511, _with_parity(both >> 9), (2 * halved.flatten(1) + 1) * 0.125
     elif kind == "iq2_s":
         assert high is not None
-        top = high >> torch.tensor([0, 2, 4, 6], device=words.device) & 3
+        top = high >> 2 * torch.arange(4, device=words.device) & 3
         index, signs = _bytes_of(words[..., :1]) | top << 8, _bytes_of(words[..., 1:])
         scale = (2 * halved[:, :8].flatten(1) + 1) * 0.125
     elif kind == "iq3_xxs":
@@ -310,9 +336,6 @@ def _grid_numbers(kind: str, halves: Tensor, singles: Tensor, words: Tensor) -> 
         assert high is not None
         index = _bytes_of(words[..., :2]) | (high >> torch.arange(8, device=words.device) & 1) << 8
         signs, scale = _bytes_of(words[..., 2:]), (2 * halved[:, :4].flatten(1) + 1).float()
-    name = kind.upper()
-    table = torch.frombuffer(bytearray(grid(name)), dtype=torch.uint8).view(-1, LENGTHS[name]).to(words.device)
-    magnitudes = table[index].flatten(1).float()
+    magnitudes = _table(kind, words.device)[index].flatten(1).float()
     negative = (signs.unsqueeze(-1) >> torch.arange(8, device=words.device) & 1).flatten(1).bool()
     return _scaled(torch.where(negative, -magnitudes, magnitudes), halves[:, :1] * scale)
-

@@ -83,6 +83,9 @@ class PackedRows:
         made = PackedRows.allocate(kind, num_out, num_in, group, num_experts, scale_dtype, device)
         draw = torch.Generator(device=made.device).manual_seed(seed)
         made.data.random_(0, 256, generator=draw)
+        if made.form is not None:
+            ggml_rows.randomize_numbers(kind, made.data, deviation)
+            return made
         if kind == "fp8":  # magnitudes of 0.5 to 1
             made.data.bitwise_and_(0x87).bitwise_or_(0x30)
             made.scale.fill_(deviation / 0.75)

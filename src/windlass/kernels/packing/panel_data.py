@@ -16,7 +16,9 @@ from windlass.errors import BadInput
 PANEL_ROWS = 16
 BLOCK = 32
 KINDS = ("int4", "int4_zeros", "int4_minima", "int8", "fp8")
-"""As `Kind` in native/panel/panel.h numbers them; three types of floats follow, then `FORMS`. (code - 8) * scale, (code - zero) * scale, code * scale + minimum, (code - 128) * scale."""
+"""As `Kind` in native/panel/panel.h numbers them; three types of floats follow, then `FORMS`.
+
+(code - 8) * scale, (code - zero) * scale, code * scale + minimum, (code - 128) * scale."""
 SCALES = (torch.bfloat16, torch.float16, torch.float32)
 """As `ScaleType` in native/panel/panel.h numbers them."""
 CODE_BYTES = {"int4": 0.5, "int4_zeros": 0.5, "int4_minima": 0.5, "int8": 1, "fp8": 1}

@@ -21,9 +21,7 @@ from windlass.kernels.packing.panel_data import (
     BLOCKS,
     CODE_BYTES,
     GGML_NUMBERS,
-    KINDS,
     PANEL_ROWS,
-    SCALES,
     WORDS,
     PanelData,
     check_kind,
@@ -60,6 +58,7 @@ class Panels(PanelData):
     ) -> Panels:
         """Random weights with about the given standard deviation; for benchmarks."""
         made = Panels.allocate(kind, num_out, num_in, group, num_experts, scale_dtype)
+        assert made.form is None, "random weights of ggml's own types are not needed on the CPU"
         # Standard deviation of 16 and of 256 uniform codes; of magnitudes between 0.5 and 1; and of the scales.
         spread = {"int8": sqrt((256**2 - 1) / 12), "fp8": 0.75}.get(kind, sqrt((16**2 - 1) / 12)) * (1 if kind == "fp8" else 1.04)
         if not program.available():

@@ -24,7 +24,7 @@ from windlass.kernels.packing.panels import Panels
 from windlass.kernels.triton.available import has_packed_kernels
 from windlass.weights.load.dense import load_dense, load_vector
 from windlass.weights.load.prefetch import trim_heap
-from windlass.weights.load.quantized import load_packed, panels_bytes
+from windlass.weights.load.quantized import load_packed, packed_bytes
 from windlass.weights.load.tiled import can_tile, is_gate_up, load_tiles
 from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import ModelTensor
@@ -174,7 +174,7 @@ class CheckpointWeights:
         codes = self._codes([shard])
         if codes is None:
             return shard.num_rows * shard.num_in * self._dense_dtype([shard]).itemsize
-        return panels_bytes(codes, shard.num_rows, shard.num_in)
+        return packed_bytes(codes, shard.num_rows, shard.num_in, self.device)
 
     # --- loading
 

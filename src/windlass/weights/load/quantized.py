@@ -58,10 +58,13 @@ Job = Callable[[], tuple[int | None, int, CodedRows]]
 """-> expert, first row, rows."""
 
 
-def panels_bytes(codes: CodeFormat, num_out: int, num_in: int) -> int:
-    """Memory of a matrix in panels."""
+def packed_bytes(codes: CodeFormat, num_out: int, num_in: int, device: torch.device) -> int:
+    """Memory of a matrix in panels, or in rows on a GPU: as `load_packed` makes it."""
+    shape = (codes.kind, num_out, num_in, codes.local_group(num_in))
+    if device.type != "cpu":
+        return PackedRows.allocate(*shape, scale_dtype=torch_dtype(codes.scale), device="meta").num_bytes
     nothing = torch.empty(0, dtype=torch.uint8)
-    return Panels(codes.kind, (num_out, num_in), codes.local_group(num_in), torch_dtype(codes.scale), nothing).expert_bytes
+    return Panels(shape[0], (num_out, num_in), shape[3], torch_dtype(codes.scale), nothing).expert_bytes
 
 
 def load_packed(

@@ -58,7 +58,9 @@ _GGML = {
     "Q8_0": StorageFormat(name="Q8_0", bits=8.5, codes=CodeFormat(kind="int8", group=32, scale="F16")),
 } | {
     kind.upper(): StorageFormat(
-        name=kind.upper(), bits=8 * form.stored_bytes / form.elements, codes=CodeFormat(kind=kind, group=form.elements, scale="F16")
+        name=kind.upper(),
+        bits=8 * form.stored_bytes / form.elements,
+        codes=CodeFormat(kind=kind, group=form.elements, scale="F16"),
     )
     for kind, form in FORMS.items()
 }

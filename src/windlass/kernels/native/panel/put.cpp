@@ -219,16 +219,6 @@ void random_panel(const Matrix& matrix, uint8_t* panel, float typical, Random ra
     }
 }
 
-// Codes and integer scales at random; fp16 scales of `typical`, minima of `typical` too.
-void random_ggml_panel(const Matrix& matrix, uint8_t* panel, float typical, Random random) {
-    const Form form = form_of(matrix.kind);
-    for (int64_t group = 0; group < matrix.groups; group++, panel += matrix.group_bytes) {
-        random.fill(panel, matrix.group_bytes, ~uint64_t(0), 0);
-        for (int i = 0; i < form.halves * PANEL_ROWS; i++) put_scale(matrix, panel, i, typical * (0.5f + float(random.next() >> 40) * 0x1p-24f));
-        if (matrix.kind == Kind::MXFP4) std::memset(panel, 127 + int(std::log2(typical)), PANEL_ROWS);
-    }
-}
-
 // Magnitudes between 0.5 and 1.
 void random_fp8_row(const Matrix& matrix, uint8_t* row, float typical, Random random) {
     random.fill(row, matrix.inputs, 0x8787878787878787, 0x3030303030303030);
@@ -265,7 +255,6 @@ WINDLASS_OP(panels_random) {
     for (int64_t piece = worker.take(); piece < op.rows(); piece = worker.take()) {
         const Random random{uint64_t(op.ints[MATRIX_INTS]) * 0xd1342543de82ef95 + uint64_t(piece) * 0xaf251af3b0f025b5};
         if (matrix.kind == Kind::FP8) random_fp8_row(matrix, op.at<uint8_t>(0) + piece * matrix.row_bytes, op.floats[0], random);
-        else if (is_ggml(matrix.kind)) random_ggml_panel(matrix, op.at<uint8_t>(0) + piece * matrix.panel_bytes, op.floats[0], random);
         else random_panel(matrix, op.at<uint8_t>(0) + piece * matrix.panel_bytes, op.floats[0], random);
     }
 }
