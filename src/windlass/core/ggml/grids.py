@@ -10,7 +10,7 @@ from __future__ import annotations
 from base64 import b85decode
 from functools import cache
 
-LEVELS = {
+LEVELS: dict[str, tuple[int, ...]] = {
     "IQ2_XXS": (8, 25, 43),
     "IQ2_XS": (8, 25, 43),
     "IQ2_S": (8, 25, 43),
@@ -26,11 +26,12 @@ def grid(name: str) -> bytes:
     """Magnitudes, row after row."""
     levels, length = LEVELS[name], LENGTHS[name]
     packed = b85decode("".join(_ROWS[name]))
-    numbers = (int.from_bytes(packed[at : at + 2], "little") for at in range(0, len(packed), 2))
-    return bytes(levels[number // len(levels) ** place % len(levels)] for number in numbers for place in range(length))
+    powers: list[int] = [len(levels) ** place for place in range(length)]
+    numbers = [int.from_bytes(packed[at : at + 2], "little") for at in range(0, len(packed), 2)]
+    return bytes([levels[number // power % len(levels)] for number in numbers for power in powers])
 
 
-_ROWS = {
+_ROWS: dict[str, tuple[str, ...]] = {
     "IQ2_XXS": (
         "000621ONsA2mlHI3;+@U6aW|i8UP#s9snc&DgZ73FaS0HH~>BXN&r#-Q~+84UI1(WiU5`Xq5z}-",
         "wgB1y^Z@n%`~U_42muZO5CIecAOR`?ECDhBJ^@4lMgd9zRsm!Icma9=gaMoZo&m4{&H>;7<^k#f>;dut{s9641Of^I3<4qoIs#GxiUO1Z+5+4H",
