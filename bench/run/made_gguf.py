@@ -1,4 +1,4 @@
-"""Makes GGUF files with random Q4_0 weights, so that other engines and Windlass run the same weights."""
+"""Makes GGUF files with random weights in Q4_0, or in llama.cpp's mixture Q4_K_M, so that other engines and Windlass run the same weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import gguf
 import numpy
+
+from windlass.convert.gguf.recipe import block_type
 
 BLOCK = numpy.dtype([("scale", "<f2"), ("codes", "u1", 16)])
 
@@ -24,10 +26,13 @@ class Shape:
     experts: int = 0
     active: int = 0
     expert_ffn: int = 0
+    mixture: str = ""
+    """A key of convert.gguf.recipe.FILE_TYPES; else Q4_0 throughout."""
 
 
 SHAPES = {
     "1.1B": Shape("dense-1.1B", 16, 2048, 8192, 32, 8, 64),
+    "1.1B-Q4_K_M": Shape("dense-1.1B-Q4_K_M", 16, 2048, 8192, 32, 8, 64, mixture="Q4_K_M"),
     # A small GLM MoE: first layer dense, 32 experts with top 8, one shared expert, sigmoid router.
     "moe": Shape("moe-1.1B", 20, 1024, 4096, 16, 4, 64, experts=32, active=8, expert_ffn=512),
 }
@@ -66,8 +71,24 @@ def make(shape: Shape, path: Path) -> None:
     writer.close()
 
 
+def k_blocks(kind: str, sizes: tuple[int, ...], random: numpy.random.Generator) -> numpy.ndarray:
+    """Random bytes, but for the block's numbers. Deviations: of random Q4_K about 256 times the scale, of Q6_K 1370 times."""
+    num_bytes, at, deviation = {"Q4_K": (144, (0, 2), 256), "Q6_K": (210, (208,), 1370)}[kind]
+    blocks = random.integers(0, 256, (*sizes[:-1], sizes[-1] // 256, num_bytes), dtype=numpy.uint8)
+    for start in at:  # the minimum is 7.5 times the scale: that is the mean of the codes
+        size = (7.5 if start == 2 else 1.0) / (deviation * sizes[-1] ** 0.5)
+        scale = (random.uniform(0.8, 1.2, blocks.shape[:-1]) * size).astype("<f2")
+        blocks[..., start : start + 2] = scale[..., None].view(numpy.uint8)
+    return blocks.reshape(*sizes[:-1], -1)
+
+
 def _tensors(writer: gguf.GGUFWriter, shape: Shape, random: numpy.random.Generator) -> None:
     def matrix(name: str, *sizes: int) -> None:
+        kind = block_type(name, sizes, shape.mixture, shape.layers, False) if shape.mixture else "Q4_0"
+        if kind != "Q4_0":
+            raw_dtype = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(name, k_blocks(kind, sizes, random), raw_dtype=raw_dtype)
+            return
         blocks = numpy.empty((*sizes[:-1], sizes[-1] // 32), dtype=BLOCK)
         # Uniform 4-bit codes have a standard deviation of 4.6; this preserves the variance of activations.
         blocks["scale"] = random.uniform(0.8, 1.2, blocks.shape) / (4.6 * sizes[-1] ** 0.5)

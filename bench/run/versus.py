@@ -1,10 +1,13 @@
 """Windlass beside llama.cpp on this machine: the same GGUF file, the same threads, turn by turn in one run.
 
-Run: python bench/run/versus.py --peer PYTHON [--rounds 5] [--threads 2] [--only 1.1B,smollm2,moe]
+Run: python bench/run/versus.py --peer PYTHON [--rounds 5] [--threads 2] [--only 1.1B,1.1B-Q4_K_M,smollm2,moe] [--cpu-time]
+
+`--cpu-time`: on a machine that others use too, seconds of processor time of one thread each, which waiting for a core does not change.
 
 PYTHON is an interpreter of an environment that has `llama-cpp-python` and numpy; it is only compared with, and nothing here needs it.
 Both sides take 128 prompt tokens, then decode greedily; Windlass through its engine (scheduler, paged cache, sampler), llama.cpp through
-llama_decode and an argmax. Shapes: a 1.10B dense model and a 1.1B GLM-MoE of random Q4_0 blocks (groups of 32), and SmolLM2-135M (Q4_1).
+llama_decode and an argmax. Shapes: a 1.10B dense model of random Q4_0 blocks (groups of 32) and of random blocks in the mixture Q4_K_M, a
+1.1B GLM-MoE of Q4_0, and SmolLM2-135M (Q4_1). A path of a GGUF file is a model too.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +29,9 @@ from made_gguf import SHAPES, make
 
 PROMPT = 128
 JOBS = (("prefill 128", "prefill", 1, PROMPT), ("decode", "decode", 1, 48), ("decode, batch 8", "decode", 8, 16))
+
+
+CLOCK = time.process_time if "--cpu-time" in sys.argv else time.perf_counter
 
 
 class Ours:
@@ -48,10 +55,10 @@ class Ours:
 
     def prefill(self, tokens: int) -> float:
         self.submit(1)
-        started = time.perf_counter()
+        started = CLOCK()
         while self.engine.has_work:
             self.engine.step()
-        return time.perf_counter() - started
+        return CLOCK() - started
 
     def decode(self, batch: int, tokens: int) -> float:
         for _ in range(batch):
@@ -59,18 +66,21 @@ class Ours:
         seen = 0
         while seen < batch:  # every prompt is read and has its first token
             seen = max(seen, sum(1 for _ in self.engine.step()))
-        counted, started = 0, time.perf_counter()
+        counted, started = 0, CLOCK()
         while self.engine.has_work:
             counted += len(self.engine.step())
         # Some had a token more before the clock started: seconds for as many tokens as were asked for.
-        return (time.perf_counter() - started) * batch * tokens / counted
+        return (CLOCK() - started) * batch * tokens / counted
 
 
 class Peer:
     def __init__(self, python: str, path: Path, threads: int) -> None:
         script = Path(__file__).with_name("peer_llama_cpp.py")
         self._process = subprocess.Popen(
-            [python, str(script), str(path), str(threads), "8"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, str(script), str(path), str(threads), "8", "cpu" if CLOCK is time.process_time else "wall"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.built = self._read()["ready"]
 
@@ -96,9 +106,9 @@ def smollm2() -> Path:
     return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
 
 
-def measure(name: str, path: Path, peer: Peer, rounds: int) -> None:
+def measure(name: str, path: Path, peer: Peer, rounds: int, jobs: str) -> None:
     ours = Ours(path)
-    for label, job, batch, tokens in JOBS:
+    for label, job, batch, tokens in (row for row in JOBS if row[0].replace(",", "") in jobs.replace(", ", " ").split(",")):
         pairs: list[tuple[float, float]] = []
         for number in range(rounds + 1):
             here = ours.prefill(tokens) if job == "prefill" else ours.decode(batch, tokens)
@@ -120,8 +130,12 @@ def main() -> None:
     parser.add_argument("--peer", required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="1.1B,smollm2,moe")
+    parser.add_argument("--only", default="1.1B,1.1B-Q4_K_M,smollm2,moe")
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--jobs", default=",".join(label for label, *_ in JOBS))
     asked = parser.parse_args()
+    if asked.cpu_time:
+        asked.threads = 1
     os.environ["WINDLASS_THREADS"] = str(asked.threads)
     print(
         "| model | what | Windlass tok/s | llama.cpp tok/s | ratio (median) | over rounds |\n|---|---|---|---|---|---|",
@@ -129,13 +143,13 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         for name in asked.only.split(","):
-            path = smollm2()
+            path = Path(name) if name.endswith(".gguf") else smollm2()
             if name in SHAPES:
                 path = Path(folder) / f"{SHAPES[name].name}.gguf"
                 make(SHAPES[name], path)
             peer = Peer(asked.peer, path, asked.threads)
             try:
-                measure(name, path, peer, asked.rounds)
+                measure(path.stem if name.endswith(".gguf") else name, path, peer, asked.rounds, asked.jobs)
             finally:
                 peer.close()
     print(f"llama.cpp: {peer.built}")

@@ -22,7 +22,7 @@ from windlass.convert.outputs import ConvertedTensor
 from windlass.core import model
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.activate import activate
-from windlass.kernels.ops.linear import WeightMatrix, embed, linear
+from windlass.kernels.ops.linear import StackedMatrix, WeightMatrix, embed, linear
 from windlass.kernels.ops.norm import add
 from windlass.kernels.ops.route import route
 from windlass.kernels.packing.calibrated import CalibrationInputs, inputs_from
@@ -134,7 +134,7 @@ class Calibration:
 
     def _table(self, name: str) -> WeightMatrix:
         found = self._weights.matrix(name)
-        assert not isinstance(found, Tiles), "tiles are for matrices of layers"
+        assert not isinstance(found, Tiles | StackedMatrix), "those are for matrices of layers"
         return found
 
     # --- moments

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.tiered import TieredTiles
+from windlass.kernels.packing.matrix import StackedMatrix
 from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.packing.tiered import StreamedMatrix, TieredExperts
@@ -16,7 +17,7 @@ from windlass.measure.work import WeightBytes
 from windlass.nn.decoder import Decoder
 from windlass.nn.moe import Experts, MixtureOfExperts
 
-Held = Tensor | Panels | PackedRows | Tiles | TieredTiles | StreamedMatrix | TieredExperts
+Held = Tensor | Panels | PackedRows | StackedMatrix | Tiles | TieredTiles | StreamedMatrix | TieredExperts
 
 
 def weight_bytes(decoder: Decoder) -> WeightBytes:

@@ -26,7 +26,7 @@ from windlass.offload.experts.experts import DiskExperts, ExpertSlots
 from windlass.offload.stats import DiskTier
 from windlass.offload.stream.stream import MatrixStream, StreamedBlock
 from windlass.offload.tiers.file import OpenedTier, TierEntry, TierIndex, TierWriter, find_tier
-from windlass.offload.tiers.forms import expert_forms, form_of, matrix_bytes, matrix_in
+from windlass.offload.tiers.forms import expert_forms, matrix_bytes, stacked_bytes, stacked_forms, stacked_in
 from windlass.offload.tiers.reader import DirectReader
 
 LAYOUT_VERSION = 1
@@ -82,7 +82,7 @@ class TieredWeights:
             return self._behind.matrix(*names)
         if self._writer is not None:
             matrix = self._behind.matrix(*names)
-            self._writer.add(name, (form_of(matrix),), [(matrix_bytes(matrix),)])
+            self._writer.add(name, stacked_forms(matrix), [stacked_bytes(matrix)])
         else:
             self._behind.skip(*names)
         self._streamed[name] = StreamedMatrix()
@@ -129,7 +129,7 @@ class TieredWeights:
         # What loading needed beside the weights is free now: a longer ring reads on while other things are computed.
         stream = MatrixStream(reader, blocks, max(self._placed.ring_bytes, 2 * largest) + self._spare_bytes)
         for index, (name, entry) in enumerate(zip(names, entries, strict=True)):
-            stream.bind(index, self._streamed[name], matrix_in(entry.forms[0], stream.memory(index)))
+            stream.bind(index, self._streamed[name], stacked_in(entry.forms, stream.memory(index)))
         return stream
 
     def _bind_slots(self, reader: DirectReader) -> ExpertSlots | None:

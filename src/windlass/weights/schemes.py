@@ -9,6 +9,7 @@ from math import prod
 import msgspec
 import torch
 
+from windlass.core.ggml.forms import FORMS
 from windlass.core.scheme import GROUPS, Scheme, scheme
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.source import OpenedModel
@@ -25,9 +26,10 @@ def cutting_scheme(opened: OpenedModel) -> Scheme:
     if not codes:
         return scheme("bf16")
     group = max(found.group or BLOCK for found in codes)
-    return scheme(
+    made = scheme(
         "int4", group if group in GROUPS else max(GROUPS), zero_points=any(found.kind == "int4_zeros" for found in codes)
     )
+    return msgspec.structs.replace(made, group=group) if any(found.kind in FORMS for found in codes) else made
 
 
 def sizing_scheme(opened: OpenedModel) -> Scheme:
@@ -46,8 +48,15 @@ def _scheme_like(form: StorageFormat) -> Scheme:
         return scheme("fp32" if form.dense is torch.float32 else "bf16")
     if form.codes.kind == "fp8":
         return scheme("fp8")
+    if form.codes.kind in FORMS:
+        return _scheme_of_bits(8 * FORMS[form.codes.kind].num_bytes / FORMS[form.codes.kind].elements)
     group = form.codes.group if form.codes.group in GROUPS else max(GROUPS)
     return scheme("int8" if form.codes.kind == "int8" else "int4", group, zero_points=form.codes.kind == "int4_zeros")
+
+
+def _scheme_of_bits(bits: float) -> Scheme:
+    """Of at least so many bits per weight, scales included."""
+    return scheme("int4", 128 if bits <= 4.125 else 32) if bits <= 4.5 else scheme("int8", 128)
 
 
 def _codes(opened: OpenedModel) -> set[CodeFormat]:

@@ -63,5 +63,5 @@ def test_q8_0_by_hand() -> None:
 
 
 def test_a_type_that_is_not_read_is_named() -> None:
-    with pytest.raises(BadInput, match=r"blk\.0\.w has type IQ4_XS.*supported: F32"):
-        check_type("blk.0.w", "IQ4_XS")
+    with pytest.raises(BadInput, match=r"blk\.0\.w has type TQ1_0.*supported: F32"):
+        check_type("blk.0.w", "TQ1_0")

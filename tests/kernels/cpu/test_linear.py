@@ -4,9 +4,13 @@ The bound. An activation is off by at most half a step, amax / 254 of its block 
 over blocks of amax / 254 * sum |weight|. On top of it come fp32 sums: blocks * 2^-23 of the sum of magnitudes is allowed for.
 """
 
+# ruff: noqa: E402 (the folder of ggml_blocks is put on the path first)
+
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +18,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+KERNELS = str(Path(__file__).parents[1])
+if KERNELS not in sys.path:
+    sys.path.insert(0, KERNELS)
+
+from ggml_blocks import random_rows
+
+from windlass.core.ggml.forms import FORMS
 from windlass.kernels import build
 from windlass.kernels.cpu import limits as native_limits
 from windlass.kernels.cpu import linear as native_linear
 from windlass.kernels.packing import panels_reference
-from windlass.kernels.packing.panels import KINDS, Panels
+from windlass.kernels.packing.panel_data import KINDS
+from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]
@@ -55,6 +67,9 @@ def magnitudes(panels: Panels) -> Tensor:
     """|code * scale| + |offset|, which is what is added up: more than |weight| where the two nearly cancel."""
     if panels.kind == "fp8":
         return panels.dense().double().abs()
+    if panels.form is not None:  # of every group: the largest code times the scale, and the minimum
+        by_group = panels.dense().double().view(panels.shape[0], -1, 16)
+        return (3 * by_group.abs().amax(-1, keepdim=True)).expand_as(by_group).flatten(1)
     codes, scale, offset = panels_reference.unpack(panels, panels.data.view(panels.num_panels, -1))
     grouped = codes.view(len(codes), panels.num_groups, -1).double() * scale.double().abs().unsqueeze(-1)
     if offset is not None:
@@ -98,6 +113,37 @@ def test_packed(
     check(result, x, panels, rest)
 
 
+def ggml_panels(kind: str, num_out: int, blocks: int, seed: int = 0) -> Panels:
+    made = Panels.allocate(kind, num_out, blocks * FORMS[kind].elements, FORMS[kind].elements, scale_dtype=torch.float16)
+    made.put_blocks(0, random_rows(kind, num_out, blocks, seed, 0.1))
+    return made
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.usefixtures("instruction_set")
+def test_ggml_blocks(kind: str) -> None:
+    """Codes and scales are exact: what is left is the rounding of activations, and of fp32 sums."""
+    panels = ggml_panels(kind, 37, 2)
+    draw = torch.Generator().manual_seed(1)
+    for rows in (1, 2, 3, 12, 19):
+        x, bias, add = (torch.randn(shape, generator=draw) for shape in ((rows, panels.shape[1]), (37,), (rows, 37)))
+        check(native_linear.linear(x, panels, bias, add), x, panels, (bias + add).double())
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.usefixtures("instruction_set")
+def test_no_code_of_ggml_overflows(kind: str) -> None:
+    """All codes and scales at their ends, all activations at theirs."""
+    for byte in (0x00, 0xFF, 0x0F, 0xF0, 0x7F, 0x80):
+        panels = ggml_panels(kind, 16, 1)
+        assert panels.form is not None
+        numbers = 32 * panels.form.halves + (16 if kind == "mxfp4" else 0)
+        panels.data.view(-1, panels.group_bytes)[:, numbers:] = byte
+        for sign in (1.0, -1.0):
+            x = torch.full((3, panels.shape[1]), 127.0 * sign)
+            check(native_linear.linear(x, panels), x, panels, torch.zeros(3, 16).double())
+
+
 @given(
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
     rows=st.sampled_from((1, 2, 3, 5, 6, 7, 12, 13, 26)),
@@ -117,12 +163,12 @@ def test_plain_weights(run: Run, dtype: torch.dtype, rows: int, num_out: int, nu
     assert ((result - expected).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("kind", [*PACKED, *FORMS])
 def test_a_result_depends_on_neither_threads_nor_other_rows_nor_instructions(kind: str) -> None:
     native = build.library("native")
     assert native is not None
-    panels = random_panels(kind, 50, 192, 64)
-    x = torch.randn(29, 192, generator=torch.Generator().manual_seed(5))
+    panels = ggml_panels(kind, 50, 2) if kind in FORMS else random_panels(kind, 50, 192, 64)
+    x = torch.randn(29, panels.shape[1], generator=torch.Generator().manual_seed(5))
     found: dict[int, Tensor] = {}
     try:
         for isa in range(native.windlass_use_instruction_set(2) + 1):

@@ -30,7 +30,8 @@ from windlass.kernels import build
 from windlass.kernels.cpu import linear as native_linear
 from windlass.kernels.packing import large_pages as memory
 from windlass.kernels.packing import panels_reference, quantize
-from windlass.kernels.packing.panels import BLOCKS, KINDS, WORDS, Panels
+from windlass.kernels.packing.panel_data import KINDS
+from windlass.kernels.packing.panels import BLOCKS, WORDS, Panels
 from windlass.quant.packed import PackedMatrix, unpack_zero_points
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]

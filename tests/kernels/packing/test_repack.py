@@ -7,7 +7,6 @@ import torch
 
 from windlass.core.scheme import Stored
 from windlass.errors import BadInput
-from windlass.formats.gguf.blocks import dequantize
 from windlass.kernels.packing import repack
 from windlass.quant import PackedMatrix, published
 
@@ -29,29 +28,6 @@ def test_q4_0() -> None:
     ours = PackedMatrix(Stored(bits=4, group=32, scale_bytes=2), packed, scale, None, (5, 96)).dequantize()
     assert scale.dtype is torch.float16
     assert torch.equal(ours, expected.flatten(1))
-
-
-def random_blocks(rows: int, per_row: int, block_bytes: int, numbers: int) -> torch.Tensor:
-    """Bytes at random, but for the fp16 numbers in front."""
-    made = torch.Generator().manual_seed(2)
-    raw = torch.randint(0, 256, (rows, per_row, block_bytes), generator=made, dtype=torch.uint8)
-    raw[..., : 2 * numbers] = torch.randn(rows, per_row, numbers, generator=made).half().view(torch.uint8)
-    return raw
-
-
-def test_q5_0() -> None:
-    raw = random_blocks(5, 3, 22, 1)
-    packed, scale = repack.q5_0(raw.flatten(1))
-    ours = PackedMatrix(Stored(bits=8, group=32, scale_bytes=2), packed, scale, None, (5, 96)).dequantize()
-    assert torch.equal(ours, dequantize("Q5_0", raw.view(-1, 22)).view(5, 96))
-
-
-def test_q4_k() -> None:
-    raw = random_blocks(5, 2, 144, 2)
-    packed, scale, minimum = repack.q4_k(raw.flatten(1))
-    codes = PackedMatrix(Stored(bits=4, group=32, scale_bytes=2), packed, torch.ones_like(scale), None, (5, 512))._codes(0, 5) + 8
-    ours = codes.view(5, 16, 32) * scale.unsqueeze(-1) + minimum.unsqueeze(-1)
-    assert torch.equal(ours.flatten(1), dequantize("Q4_K", raw.view(-1, 144)).view(5, 512))
 
 
 def test_mxfp4() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,15 +15,22 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
+from windlass.core.ggml.forms import FORMS  # noqa: E402
 from windlass.core.model import MoE  # noqa: E402
 from windlass.core.rule import ModelPart  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
+from windlass.kernels.ops.linear import linear  # noqa: E402
+from windlass.kernels.packing.matrix import StackedMatrix  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.weights import CheckpointWeights, OpenedModel, open_model  # noqa: E402
 from windlass.weights.tensors.readers import ModelTensor, reader  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
+_found = importlib.util.spec_from_file_location("ggml_blocks", Path(__file__).parents[2] / "kernels" / "ggml_blocks.py")
+assert _found is not None and _found.loader is not None
+GGML_BLOCKS = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(GGML_BLOCKS)
 FAMILIES = sorted(
     file.stem
     for file in (Path(__file__).parents[2] / "families" / "tiny").glob("*.json")
@@ -242,8 +251,8 @@ GGUF_KINDS = {
     "Q4_0": "int4",
     "Q4_1": "int4_minima",
     "Q8_0": "int8",
-    "Q5_0": "int8",
-    "Q5_1": "torch.bfloat16",
+    "Q5_0": "q5_0",
+    "Q5_1": "q5_1",
 }
 
 
@@ -274,37 +283,27 @@ def test_gguf(gguf_maker: ModuleType, tmp_path: Path, name: str, kind: str) -> N
     check_blocks(open_model(file), GGUF_KINDS[kind])
 
 
-K_KINDS = {"Q4_K": (144, 2, "int4_minima"), "Q5_K": (176, 2, "torch.bfloat16"), "Q6_K": (210, 0, "torch.bfloat16")}
+def random_blocks(kind: str, shape: tuple[int, ...]) -> Any:
+    """Bytes at random but for the block's fp16 numbers."""
+    rows = GGML_BLOCKS.random_rows(kind.lower(), prod(shape[:-1]), shape[-1] // 256, seed=4, size=0.01)
+    return rows.view(*shape[:-1], -1).numpy()
 
 
-def random_k_blocks(kind: str, shape: tuple[int, ...]) -> Any:
-    """Bytes at random but for the block's fp16 numbers, which lie in front, or (Q6_K) at the end."""
-    num_bytes, in_front, _ = K_KINDS[kind]
-    made = torch.Generator().manual_seed(4)
-    blocks = torch.randint(0, 256, (*shape[:-1], shape[-1] // 256, num_bytes), generator=made, dtype=torch.uint8)
-    numbers = (torch.rand(*blocks.shape[:-1], max(in_front, 1), generator=made) * 0.01).half().view(torch.uint8)
-    if in_front:
-        blocks[..., : 2 * in_front] = numbers
-    else:
-        blocks[..., -2:] = numbers
-    return blocks.flatten(-2).numpy()
-
-
-@pytest.mark.parametrize("kind", K_KINDS)
+@pytest.mark.parametrize("kind", [kind.upper() for kind, form in FORMS.items() if form.elements == 256])
 def test_gguf_of_256(gguf_maker: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str) -> None:
     gguf = pytest.importorskip("gguf")
     config = gguf_maker.small_config("qwen3") | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     original = gguf.quantize
 
     def quantize(data: Any, type_: Any) -> Any:
-        return random_k_blocks(kind, data.shape) if type_.name == kind else original(data, type_)
+        return random_blocks(kind, data.shape) if type_.name == kind else original(data, type_)
 
     monkeypatch.setattr(gguf, "quantize", quantize)
     file = gguf_maker.write_gguf(tmp_path / "model.gguf", "qwen3", config, gguf_maker.expected_tensors(config), kind=kind)
-    check_blocks(open_model(file), K_KINDS[kind][2])
+    check_blocks(open_model(file), kind.lower())
 
 
-def test_parts_in_unlike_blocks_become_plain(gguf_maker: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_parts_in_unlike_blocks_are_stacked(gguf_maker: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As llama.cpp mixes them: Q in one kind, V in another."""
     gguf = pytest.importorskip("gguf")
     config = gguf_maker.small_config("qwen3")
@@ -323,7 +322,13 @@ def test_parts_in_unlike_blocks_become_plain(gguf_maker: ModuleType, monkeypatch
     weights, exact = CheckpointWeights(opened), CheckpointWeights(opened, keep_quantized=False)
     names = [f"layers.0.mixer.{part}.weight" for part in "qkv"]
     assert weights.storage().keys() >= {"Q4_1", "Q8_0", "F32"}
-    assert torch.equal(weights.matrix(*names), exact.matrix(*names).bfloat16())
+    stacked = weights.matrix(*names)
+    assert isinstance(stacked, StackedMatrix)
+    assert [(part.kind, part.shape) for part in stacked.parts] == [("int4_minima", (192, 64)), ("int8", (64, 64))]
+    assert torch.equal(torch.cat([part.dense() for part in stacked.parts]), exact.matrix(*names))
+    x, bias, add = torch.randn(5, 64), torch.randn(256), torch.randn(5, 256)
+    expected = torch.cat([linear(x, part) for part in stacked.parts], dim=1) + bias + add
+    torch.testing.assert_close(linear(x, stacked, bias, add), expected)
     assert torch.equal(weights.matrix(*names[:2]).dense(), exact.matrix(*names[:2]))
 
 

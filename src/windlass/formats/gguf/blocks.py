@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from windlass.core.ggml.forms import FP4_DOUBLED, IQ4_VALUES
+from windlass.core.ggml.grids import LENGTHS, grid
 from windlass.errors import BadInput
 
 
@@ -105,6 +107,128 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return codes.float().mul_(group_scale[:, :, None]).flatten(1)
 
 
+def _q2_k(blocks: Tensor) -> Tensor:
+    """16 bytes of group scales (low halves) and minimums (high), 64 of pairs of bits, scale, minimum; groups of 16."""
+    scales, minimums = blocks[:, :16] & 15, blocks[:, :16] >> 4
+    codes = _pairs_of_bits(blocks[:, 16:80]).view(-1, 16, 16).float()
+    codes.mul_((_half(blocks, 80) * scales)[:, :, None])
+    return codes.sub_((_half(blocks, 82) * minimums)[:, :, None]).flatten(1)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    """32 bytes of third bits (0 takes 4 away), 64 of pairs of bits, 12 of 6-bit group scales plus 32, scale; groups of 16."""
+    thirds = (blocks[:, None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1).flatten(1)
+    codes = (_pairs_of_bits(blocks[:, 32:96]) + 4 * thirds).to(torch.int8) - 4
+    low = _nibbles(blocks[:, 96:104])
+    high = (blocks[:, None, 104:108] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3).flatten(1)
+    scales = (low | high << 4).to(torch.int8) - 32
+    return codes.view(-1, 16, 16).float().mul_((_half(blocks, 108) * scales)[:, :, None]).flatten(1)
+
+
+def _pairs_of_bits(packed: Tensor) -> Tensor:
+    """Each run of 32 bytes holds 128 codes: the lowest pairs of bits of all bytes first."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    return (packed.reshape(len(packed), -1, 1, 32) >> shifts & 3).flatten(1)
+
+
+# --- codes that are indices of a table
+
+
+def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
+    return torch.tensor(table, dtype=torch.float32)[codes.long()]
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    """scale, 16 bytes of nibbles"""
+    return _looked_up(_nibbles(blocks[:, 2:]), IQ4_VALUES).mul_(_half(blocks, 0))
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    """scale, 2 bytes of high pairs of bits and 4 of low nibbles of group scales plus 32, then groups of 32 as in IQ4_NL"""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
+    high = (blocks[:, 2:4, None] >> shifts & 3).flatten(1)
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), dim=-1).flatten(1)
+    scales = (low | high << 4).to(torch.int8) - 32
+    values = _looked_up(_nibbles(blocks[:, 8:].reshape(-1, 8, 16)), IQ4_VALUES)
+    return values.mul_((_half(blocks, 0) * scales)[:, :, None]).flatten(1)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    """exponent, 16 bytes of nibbles; half of two to the exponent less 127"""
+    scale = torch.ldexp(torch.ones(len(blocks), 1), blocks[:, :1].int() - 128)
+    return _looked_up(_nibbles(blocks[:, 1:]), FP4_DOUBLED).mul_(scale)
+
+
+# --- codes that are indices of a grid, with signs
+
+_POWERS = tuple(range(8))
+
+
+def _words(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return blocks[:, start:stop].contiguous().view(dtype)
+
+
+def _magnitudes(name: str, index: Tensor) -> Tensor:
+    table = torch.frombuffer(bytearray(grid(name)), dtype=torch.uint8).view(-1, LENGTHS[name])
+    return table[index.long()].flatten(1).float()
+
+
+def _signed(magnitudes: Tensor, signs: Tensor, db: Tensor) -> Tensor:
+    """`signs`: a byte for 8 numbers. `db`: the scale of every group, [blocks, groups]."""
+    negative = (signs[..., None] >> torch.tensor(_POWERS, dtype=torch.uint8) & 1).flatten(1).bool()
+    values = torch.where(negative, -magnitudes, magnitudes).view(*db.shape, -1)
+    return (values * db[:, :, None]).flatten(1)
+
+
+def _seven_signs(index: Tensor) -> Tensor:
+    """Seven signs are stored; the number of negative ones is even."""
+    bits = index & 127
+    parity = sum((bits >> place & 1 for place in range(7)), torch.zeros_like(bits)) & 1
+    return (bits | parity << 7).to(torch.uint8)
+
+
+def _nibble_scales(packed: Tensor) -> Tensor:
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+
+
+def _iq2_xxs(blocks: Tensor) -> Tensor:
+    """scale; of every 32: 4 bytes of indices, a word of four times 7 signs and a 4-bit scale"""
+    words = _words(blocks, 2, 66).view(-1, 8, 2)
+    index = words[..., 0].contiguous().view(torch.uint8).view(-1, 32)
+    signs = _seven_signs(words[..., 1:] >> torch.tensor([0, 7, 14, 21])).flatten(1)
+    db = _half(blocks, 0) * (0.5 + (words[..., 1] >> 28 & 15)) * 0.25
+    return _signed(_magnitudes("IQ2_XXS", index), signs, db)
+
+
+def _iq2_xs(blocks: Tensor) -> Tensor:
+    """scale, 32 words of 9 bits of index and 7 signs, 8 bytes of 4-bit scales of 16"""
+    words = _words(blocks, 2, 66, torch.int16).int() & 0xFFFF
+    db = _half(blocks, 0) * (0.5 + _nibble_scales(blocks[:, 66:])) * 0.25
+    return _signed(_magnitudes("IQ2_XS", words & 511), _seven_signs(words >> 9), db)
+
+
+def _iq2_s(blocks: Tensor) -> Tensor:
+    """scale, 32 bytes of indices, 32 of signs, 8 of high pairs of bits of the indices, 8 of 4-bit scales of 16"""
+    high = (blocks[:, 66:74, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3).flatten(1)
+    db = _half(blocks, 0) * (0.5 + _nibble_scales(blocks[:, 74:])) * 0.25
+    return _signed(_magnitudes("IQ2_S", blocks[:, 2:34].int() | high.int() << 8), blocks[:, 34:66], db)
+
+
+def _iq3_xxs(blocks: Tensor) -> Tensor:
+    """scale, 64 bytes of indices, 8 words of four times 7 signs and a 4-bit scale"""
+    words = _words(blocks, 66, 98)
+    signs = _seven_signs(words[..., None] >> torch.tensor([0, 7, 14, 21])).flatten(1)
+    db = _half(blocks, 0) * (0.5 + (words >> 28 & 15)) * 0.5
+    return _signed(_magnitudes("IQ3_XXS", blocks[:, 2:66]), signs, db)
+
+
+def _iq3_s(blocks: Tensor) -> Tensor:
+    """scale, 64 bytes of indices, 8 of their ninth bits, 32 of signs, 4 of 4-bit scales of 32"""
+    ninth = (blocks[:, 66:74, None] >> torch.tensor(_POWERS, dtype=torch.uint8) & 1).flatten(1)
+    db = _half(blocks, 0) * (1 + 2 * _nibble_scales(blocks[:, 106:]))
+    return _signed(_magnitudes("IQ3_S", blocks[:, 2:66].int() | ninth.int() << 8), blocks[:, 74:106], db)
+
+
 def _plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     return lambda blocks: blocks.contiguous().view(dtype).float()
 
@@ -118,9 +242,19 @@ DEQUANTIZE: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+    "IQ2_XXS": _iq2_xxs,
+    "IQ2_XS": _iq2_xs,
+    "IQ2_S": _iq2_s,
+    "IQ3_XXS": _iq3_xxs,
+    "IQ3_S": _iq3_s,
 }
 
 

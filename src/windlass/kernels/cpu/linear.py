@@ -11,7 +11,7 @@ from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 
 FLOATS = {torch.float32: len(KINDS), torch.bfloat16: len(KINDS) + 1, torch.float16: len(KINDS) + 2}
-"""As `Kind` in native/panel/panel.h continues after the packed ones."""
+"""As `Kind` in native/panel/panel.h continues after the first packed ones."""
 TILE_ROWS = 12
 TILE_BYTES_PER_BLOCK = 40
 PRIVATE_ROWS = 2
@@ -40,16 +40,24 @@ def tiles(rows: int, num_in: int) -> Tensor:
     return program.empty((padded * (num_in // BLOCK) * TILE_BYTES_PER_BLOCK,), torch.uint8)
 
 
-def linear(x: Tensor, weight: Tensor | Panels, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor | None:
+def covers(x: Tensor, bias: Tensor | None = None, add: Tensor | None = None) -> bool:
+    """Whether these inputs are supported; matrices aside."""
+    return x.dim() == 2 and is_plain(x, bias, add)
+
+
+def linear(
+    x: Tensor, weight: Tensor | Panels, bias: Tensor | None = None, add: Tensor | None = None, result: Tensor | None = None
+) -> Tensor | None:
+    """`result`: columns of a matrix to write to."""
     matrix = matrix_ints(weight)
-    if matrix is None or x.dim() != 2 or not is_plain(x, bias, add) or len(weight.shape) != 2:
+    if matrix is None or not covers(x, bias, add) or len(weight.shape) != 2:
         return None
     (rows, num_in), num_out = x.shape, weight.shape[0]
     if num_in != weight.shape[1] or (add is not None and add.shape != (rows, num_out)):
         return None
-    result = program.empty((rows, num_out))
+    result = program.empty((rows, num_out)) if result is None else result
     scratch = tiles(rows, num_in) if is_packed(weight) and rows > PRIVATE_ROWS else None
-    strides = [x.stride(0), 0 if add is None else add.stride(0)]
+    strides = [x.stride(0), 0 if add is None else add.stride(0), result.stride(0)]
     program.emit("linear", [result, x, matrix_data(weight), bias, add, scratch], [*matrix, *strides], rows=rows)
     return result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from windlass.kernels.cpu import embed as native_embed
 from windlass.kernels.cpu import linear as native_linear
-from windlass.kernels.packing.matrix import AnyMatrix, WeightMatrix, weight_data
+from windlass.kernels.packing.matrix import AnyMatrix, StackedMatrix, WeightMatrix, weight_data
 from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.packing.tiered import StreamedMatrix
@@ -26,10 +26,27 @@ def linear(x: Tensor, weight: AnyMatrix, bias: Tensor | None = None, add: Tensor
         result = linear(x, matrix, bias, add)
         program.call(after)
         return result
+    if isinstance(weight, StackedMatrix):
+        return _stacked(x, weight, bias, add)
     result = native_linear.linear(x, weight, bias, add) if program.usable(x, weight_data(weight), bias, add) else None
     if result is None and (gpu := available.kernels(x, weight_data(weight), bias, add)):
         result = gpu.linear(x, weight, bias, add)
     return reference(x, weight, bias, add) if result is None else result
+
+
+def _stacked(x: Tensor, weight: StackedMatrix, bias: Tensor | None, add: Tensor | None) -> Tensor:
+    """Each part writes its columns; where it cannot, parts are joined."""
+    pieces = [
+        (part, columns, None if bias is None else bias[columns], None if add is None else add[:, columns])
+        for part, columns in weight.columns()
+    ]
+    if program.usable(x, bias, add, *(weight_data(part) for part in weight.parts)) and native_linear.covers(x, bias, add):
+        result = program.empty((x.shape[0], weight.shape[0]))
+        for part, columns, its_bias, its_add in pieces:
+            done = native_linear.linear(x, cast(Any, part), its_bias, its_add, result[:, columns])
+            assert done is not None, "parts of a stacked matrix are as kernels want them"
+        return result
+    return torch.cat([linear(x, part, its_bias, its_add) for part, _, its_bias, its_add in pieces], dim=1)
 
 
 def reference(x: Tensor, weight: WeightMatrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from windlass.core.constants import FP8_BLOCK
+from windlass.core.ggml.forms import FORMS, Form
 from windlass.errors import BadInput
-from windlass.kernels.packing.panel_data import BLOCK, CODE_BYTES, GGML_NUMBERS, KINDS, SCALES
+from windlass.kernels.packing import ggml_rows
+from windlass.kernels.packing.ggml_rows import check_blocks
+from windlass.kernels.packing.panel_data import BLOCK, CODE_BYTES, GGML_NUMBERS, check_kind
 
 ZERO = {"int4": 8, "int8": 128}
 """The zero point, where it is constant."""
@@ -29,9 +32,10 @@ class PackedRows:
     """Inputs that share a scale."""
     data: Tensor
     """uint8 [matrices, out, bytes]: int8 and fp8 one code to a byte. Of 4-bit codes every 32 are 16 bytes, the first 16 codes in the
-    low halves and the others in the high ones (as in GGML's blocks): a kernel masks a tile once and has two contiguous runs."""
+    low halves and the others in the high ones (as in GGML's blocks): a kernel masks a tile once and has two contiguous runs. Of ggml's own
+    types a row is its blocks in the form of core/ggml/forms.py."""
     scale: Tensor
-    """[matrices, out, groups]"""
+    """[matrices, out, groups]; ggml's own types have their scales in `data` (core/ggml/forms.py), and this is empty."""
     offset: Tensor | None
     """[matrices, out, groups]: zero points of 0 .. 15 as uint8 (int4_zeros), or minima in the type of the scales (int4_minima)."""
     num_experts: int = 0
@@ -47,14 +51,16 @@ class PackedRows:
         device: torch.device | str = "cuda",
     ) -> PackedRows:
         """An uninitialized matrix, to be filled by `put`."""
-        _check(kind, num_out, num_in, group, scale_dtype)
-        matrices, groups = max(num_experts, 1), num_in // group
+        check_kind("packed rows", kind, num_out, num_in, group, scale_dtype)
+        form = FORMS.get(kind)
+        matrices, groups = max(num_experts, 1), 0 if form else num_in // group
+        row_bytes = num_in // group * form.num_bytes if form else int(num_in * CODE_BYTES[kind])
         offset_dtype = {"int4_zeros": torch.uint8, "int4_minima": scale_dtype}.get(kind)
         return PackedRows(
             kind=kind,
             shape=(num_out, num_in),
             group=group,
-            data=torch.empty((matrices, num_out, int(num_in * CODE_BYTES[kind])), dtype=torch.uint8, device=device),
+            data=torch.empty((matrices, num_out, row_bytes), dtype=torch.uint8, device=device),
             scale=torch.empty((matrices, num_out, groups), dtype=scale_dtype, device=device),
             offset=None if offset_dtype is None else torch.empty((matrices, num_out, groups), dtype=offset_dtype, device=device),
             num_experts=num_experts,
@@ -77,6 +83,9 @@ class PackedRows:
         made = PackedRows.allocate(kind, num_out, num_in, group, num_experts, scale_dtype, device)
         draw = torch.Generator(device=made.device).manual_seed(seed)
         made.data.random_(0, 256, generator=draw)
+        if made.form is not None:
+            ggml_rows.randomize_numbers(kind, made.data, deviation)
+            return made
         if kind == "fp8":  # magnitudes of 0.5 to 1
             made.data.bitwise_and_(0x87).bitwise_or_(0x30)
             made.scale.fill_(deviation / 0.75)
@@ -100,6 +109,11 @@ class PackedRows:
     @property
     def device(self) -> torch.device:
         return self.data.device
+
+    @property
+    def form(self) -> Form | None:
+        """Of ggml's own types."""
+        return FORMS.get(self.kind)
 
     @property
     def num_groups(self) -> int:
@@ -129,7 +143,11 @@ class PackedRows:
         self._write(first_row, stored, scale, offset, expert)
 
     def put_blocks(self, first_row: int, blocks: Tensor, expert: int | None = None) -> None:
-        """Writes rows of GGML's blocks (uint8 [n, blocks * size]): Q4_0 to int4, Q4_1 to int4_minima, Q8_0 to int8."""
+        """Writes rows of GGML's blocks (uint8 [n, blocks * size]): Q4_0 to int4, Q4_1 to int4_minima, Q8_0 to int8, others to their own kind."""
+        if self.form is not None:
+            formed = check_blocks(self.form, self.kind, self.shape[1], blocks.to(self.device))
+            self._write(first_row, formed, self.scale[0, :0], None, expert)
+            return
         numbers = GGML_NUMBERS.get(self.kind, 0)
         row_bytes = self.shape[1] // BLOCK * (numbers + int(BLOCK * CODE_BYTES[self.kind]))
         if not numbers or self.group != BLOCK or self.scale_dtype != torch.float16:
@@ -155,6 +173,8 @@ class PackedRows:
         return self._numbers(self._matrix(None), index.long())
 
     def _numbers(self, matrix: int, index: slice | Tensor) -> Tensor:
+        if self.form is not None:
+            return ggml_rows.numbers(self.kind, self.data[matrix][index])
         codes, scale = self.data[matrix][index], self.scale[matrix][index].float().unsqueeze(-1)
         offset = None if self.offset is None else self.offset[matrix][index].float().unsqueeze(-1)
         if self.kind == "fp8":
@@ -207,10 +227,3 @@ def _codes(stored: Tensor) -> Tensor:
     """The inverse, to one code per byte."""
     halves = stored.view(len(stored), -1, 1, 16)
     return torch.cat((halves & 15, halves >> 4), dim=2).flatten(1)
-
-
-def _check(kind: str, num_out: int, num_in: int, group: int, scale_dtype: torch.dtype) -> None:
-    if kind not in KINDS or scale_dtype not in SCALES or (kind == "fp8" and scale_dtype != torch.float32):
-        raise BadInput(f"packed rows do not support {kind} with {scale_dtype} scales; kinds are {', '.join(KINDS)}")
-    if num_out < 1 or num_in < 1 or group < 1 or num_in % group or group % BLOCK:
-        raise BadInput(f"{num_in} inputs in groups of {group}: rows need whole groups, and groups a multiple of {BLOCK}")

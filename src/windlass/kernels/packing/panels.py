@@ -14,17 +14,17 @@ from torch import Tensor
 from windlass.core.constants import FP8_BLOCK
 from windlass.errors import BadInput
 from windlass.kernels.packing import panels_reference
+from windlass.kernels.packing.ggml_rows import check_blocks
 from windlass.kernels.packing.large_pages import memory
 from windlass.kernels.packing.panel_data import (
     BLOCK,
     BLOCKS,
     CODE_BYTES,
     GGML_NUMBERS,
-    KINDS,
     PANEL_ROWS,
-    SCALES,
     WORDS,
     PanelData,
+    check_kind,
 )
 from windlass.kernels.program import program
 
@@ -37,7 +37,7 @@ class Panels(PanelData):
         kind: str, num_out: int, num_in: int, group: int, num_experts: int = 0, scale_dtype: torch.dtype = torch.bfloat16
     ) -> Panels:
         """An uninitialized matrix, to be filled by `put`."""
-        _check(kind, num_out, num_in, group, scale_dtype)
+        check_kind("panels", kind, num_out, num_in, group, scale_dtype)
         empty = Panels(kind, (num_out, num_in), group, scale_dtype, torch.empty(0, dtype=torch.uint8), num_experts)
         data = memory(empty.expert_bytes * max(num_experts, 1))
         if empty.is_packed and num_out % PANEL_ROWS:  # padding rows must not be random bits, which may be NaN
@@ -58,6 +58,7 @@ class Panels(PanelData):
     ) -> Panels:
         """Random weights with about the given standard deviation; for benchmarks."""
         made = Panels.allocate(kind, num_out, num_in, group, num_experts, scale_dtype)
+        assert made.form is None, "random weights of ggml's own types are not needed on the CPU"
         # Standard deviation of 16 and of 256 uniform codes; of magnitudes between 0.5 and 1; and of the scales.
         spread = {"int8": sqrt((256**2 - 1) / 12), "fp8": 0.75}.get(kind, sqrt((16**2 - 1) / 12)) * (1 if kind == "fp8" else 1.04)
         if not program.available():
@@ -85,8 +86,11 @@ class Panels(PanelData):
         )
 
     def put_blocks(self, first_row: int, blocks: Tensor, expert: int | None = None) -> None:
-        """Writes rows of GGML's blocks (uint8 [n, blocks * size]): Q4_0 to int4, Q4_1 to int4_minima, Q8_0 to int8."""
+        """Writes rows of GGML's blocks (uint8 [n, blocks * size]): Q4_0 to int4, Q4_1 to int4_minima, Q8_0 to int8, others to their own kind."""
         self._check_rows(first_row, blocks.shape[0])
+        if self.form is not None:
+            self._write(first_row, BLOCKS, check_blocks(self.form, self.kind, self.shape[1], blocks), None, None, expert)
+            return
         numbers = GGML_NUMBERS.get(self.kind, 0)
         row_bytes = self.shape[1] // BLOCK * (numbers + int(BLOCK * CODE_BYTES[self.kind]))
         if not numbers or self.group != BLOCK or self.scale_dtype != torch.float16:
@@ -137,13 +141,6 @@ class Panels(PanelData):
                 raise BadInput(
                     f"{name} of {rows} rows of {self.kind} should be {dtype} {shape}, not {tensor.dtype} {tuple(tensor.shape)}"
                 )
-
-
-def _check(kind: str, num_out: int, num_in: int, group: int, scale_dtype: torch.dtype) -> None:
-    if kind not in KINDS or scale_dtype not in SCALES or (kind == "fp8" and scale_dtype != torch.float32):
-        raise BadInput(f"panels do not support {kind} with {scale_dtype} scales; kinds are {', '.join(KINDS)}")
-    if num_out < 1 or num_in < 1 or group < 1 or num_in % group or group % BLOCK:
-        raise BadInput(f"{num_in} inputs in groups of {group}: panels need whole groups, and groups a multiple of {BLOCK}")
 
 
 def _row_bytes(tensor: Tensor | None) -> int:

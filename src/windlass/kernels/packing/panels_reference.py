@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from windlass.core.ggml.forms import Form
+from windlass.kernels.packing import ggml_rows
 from windlass.kernels.packing.panel_data import BLOCKS, PANEL_ROWS, PanelData
 
 
@@ -27,6 +29,9 @@ def rows(panels: PanelData, index: Tensor) -> Tensor:
 
 def _numbers(panels: PanelData, memory: Tensor) -> Tensor:
     """Whole panels (uint8 [n, panel_bytes]) as numbers, [n * 16, in]."""
+    if panels.form is not None:
+        blocks = memory.view(len(memory), panels.num_groups, panels.group_bytes)
+        return ggml_rows.numbers(panels.kind, ggml_rows.separate(panels.form, blocks, PANEL_ROWS))
     codes, scale, offset = unpack(panels, memory)
     grouped = codes.float().view(len(codes), panels.num_groups, -1)
     if panels.kind == "int4_minima":
@@ -91,6 +96,9 @@ def put(
         memory = torch.cat((codes.view(torch.uint8), scale.view(torch.uint8)), dim=1)
         to.view(panels.shape[0], -1)[first_row : first_row + len(codes)] = memory
         return
+    if panels.form is not None:
+        _put_form(panels, panels.form, to, first_row, codes)
+        return
     codes, scale, offset = _blocks(panels, codes) if source == BLOCKS else (_words(panels, codes), scale, offset)
     if panels.kind == "int4_zeros":
         assert offset is not None
@@ -103,6 +111,14 @@ def put(
             assert new is not None
             all_rows[start : start + len(new)] = new
     memory.copy_(pack(panels, *held))
+
+
+def _put_form(panels: PanelData, form: Form, to: Tensor, first_row: int, rows: Tensor) -> None:
+    first, last = first_row // PANEL_ROWS, -(-(first_row + len(rows)) // PANEL_ROWS)
+    memory = to.view(panels.num_panels, panels.num_groups, panels.group_bytes)[first:last]
+    held, start = ggml_rows.separate(form, memory, PANEL_ROWS), first_row - first * PANEL_ROWS
+    held[start : start + len(rows)] = rows
+    memory.copy_(ggml_rows.interleave(form, held, PANEL_ROWS))
 
 
 def _words(panels: PanelData, words: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 GGML's Q4_0 and Q8_0 are 32 weights (https://github.com/ggml-org/llama.cpp, ggml-common.h): an fp16 scale and either 16 bytes, of
 which byte j holds code j in its low nibble and code j + 16 in its high one, each plus 8; or 32 signed bytes. Scales stay fp16.
-Q5_0 stores a fifth bit of each code separately; Q4_K has 256 weights in eight groups, each with a scale and a minimum of six bits.
 MXFP4 is 32 four-bit floats with a shared exponent.
 """
 
@@ -15,8 +14,6 @@ from windlass.errors import BadInput
 
 BLOCK = 32
 Q4_0_BYTES = 18
-Q5_0_BYTES = 22
-Q4_K_BYTES = 144
 Q8_0_BYTES = 34
 TOP_BITS = 0x8080 - 0x10000
 """Of both bytes of an int16."""
@@ -36,32 +33,6 @@ def q8_0(rows: Tensor) -> tuple[Tensor, Tensor]:
     scales, pairs = _blocks(rows, Q8_0_BYTES)
     # Two's complement with the top bit flipped is the code + 128.
     return (pairs ^ TOP_BITS).view(torch.int32).flatten(1), scales
-
-
-def q5_0(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Raw rows (uint8 [n, blocks * 22]) to int32 [n, blocks * 8] and fp16 scales [n, blocks]: codes -16 .. 15 in eight bits each."""
-    blocks = _bytes(rows, Q5_0_BYTES)
-    scales, fifth, packed = blocks[..., :2], blocks[..., 2:6], blocks[..., 6:]
-    bits = (fifth.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2) << 4
-    codes = (torch.cat((packed & 15, packed >> 4), dim=-1) | bits) + (128 - 16)
-    return codes.flatten(1).view(torch.int32), scales.contiguous().view(torch.float16).squeeze(-1)
-
-
-def q4_k(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Raw rows (uint8 [n, blocks * 144]) to int32 [n, blocks * 32], fp32 scales and fp32 minima [n, blocks * 8].
-
-    The scale of a group is the block's fp16 scale times six bits, which fp32 holds exactly; so for the minimum, which is subtracted.
-    """
-    blocks = _bytes(rows, Q4_K_BYTES)
-    numbers = blocks[..., :4].contiguous().view(torch.float16).float()
-    low, high, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
-    scales = torch.cat((low & 63, rest & 15 | low >> 6 << 4), dim=-1) * numbers[..., :1]
-    minima = torch.cat((high & 63, rest >> 4 | high >> 6 << 4), dim=-1) * -numbers[..., 1:]
-    # Four runs of 32 bytes, each with two groups: low nibbles, then high ones.
-    pairs = blocks[..., 16:].unflatten(-1, (4, 1, 16, 2))
-    nibbles = torch.cat((pairs & 15, pairs >> 4), dim=-3)
-    words = (nibbles[..., 0] | nibbles[..., 1] << 4).flatten(1).view(torch.int32)
-    return words, scales.flatten(1), minima.flatten(1)
 
 
 # E2M1 by code, doubled: integers that fit eight bits, with half the scale.

@@ -11,29 +11,27 @@ from typing import Any
 
 from torch import Tensor
 
-from windlass.kernels.packing.panels import Panels
-
 
 class StreamedMatrix:
     """Has a fixed address once it is bound, so that a recorded program can use it. `before` returns when it is there; `after` gives the
     buffer back."""
 
     def __init__(self) -> None:
-        self._bound: tuple[Tensor | Panels, Callable[[], None], Callable[[], None]] | None = None
+        self._bound: tuple[Any, Callable[[], None], Callable[[], None]] | None = None
 
-    def bind(self, matrix: Tensor | Panels, before: Callable[[], None], after: Callable[[], None]) -> None:
-        """Once all streamed matrices are known, and with them the place of each."""
+    def bind(self, matrix: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+        """Once all streamed matrices are known, and with them the place of each. `matrix`: plain, packed or stacked."""
         self._bound = matrix, before, after
 
     @property
-    def bound(self) -> tuple[Tensor | Panels, Callable[[], None], Callable[[], None]]:
+    def bound(self) -> tuple[Any, Callable[[], None], Callable[[], None]]:
         assert self._bound is not None, "used before it has a place"
         return self._bound
 
     @property
     def num_bytes(self) -> int:
         matrix = self.bound[0]
-        return matrix.num_bytes if isinstance(matrix, Panels) else matrix.numel() * matrix.element_size()
+        return matrix.numel() * matrix.element_size() if isinstance(matrix, Tensor) else matrix.num_bytes
 
 
 class TieredExperts(ABC):

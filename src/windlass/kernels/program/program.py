@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from windlass.core.ggml.grids import LENGTHS, grid
 from windlass.kernels import build
 from windlass.kernels.program.arena import Arena
 from windlass.kernels.program.only_views import OnlyViews
@@ -247,6 +248,7 @@ def _prepared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.windlass_find.argtypes = [ctypes.c_char_p]
     library.windlass_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.windlass_run.restype = None
+    library.windlass_ggml_grids(b"".join(grid(name) for name in LENGTHS))
     library.windlass_threads(num_threads())
     return library
 

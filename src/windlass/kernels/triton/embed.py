@@ -53,6 +53,8 @@ def embed(tokens: Tensor, table: Tensor | PackedRows, dtype: torch.dtype = torch
         return rows.to(torch.promote_types(rows.dtype, dtype))
     if not isinstance(table, PackedRows) or table.num_experts or not tokens.is_contiguous():
         return None
+    if table.form is not None:
+        return table.rows(tokens).to(dtype)
     result = torch.empty((tokens.shape[0], table.shape[1]), dtype=dtype, device=tokens.device)
     if tokens.shape[0]:
         _embed[(tokens.shape[0], triton.cdiv(table.shape[1], BLOCK))](

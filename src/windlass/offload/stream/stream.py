@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from windlass.kernels.packing.matrix import StackedMatrix
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.packing.tiered import StreamedMatrix
 from windlass.offload.stream.ring import ring_layout
@@ -39,7 +40,7 @@ class MatrixStream:
         start = self._layout.offsets[index]
         return self._ring[start : start + self._blocks[index].num_bytes]
 
-    def bind(self, index: int, streamed: StreamedMatrix, matrix: Tensor | Panels) -> None:
+    def bind(self, index: int, streamed: StreamedMatrix, matrix: Tensor | Panels | StackedMatrix) -> None:
         """`matrix`: how it lies in `memory(index)`."""
         streamed.bind(matrix, partial(self.before, index), partial(self.after, index))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from windlass.core.model import Frozen
+from windlass.kernels.packing.matrix import StackedMatrix
 from windlass.kernels.packing.panels import Panels
 
 ALIGNMENT = 64
@@ -45,6 +48,28 @@ def matrix_in(form: MatrixForm, block: Tensor) -> Tensor | Panels:
     if form.kind:
         return Panels(form.kind, form.shape, form.group, getattr(torch, form.dtype), data)
     return data.view(getattr(torch, form.dtype)).view(form.shape)
+
+
+def stacked_forms(matrix: Tensor | Panels | StackedMatrix) -> tuple[MatrixForm, ...]:
+    """Of a matrix, or of each part of a stacked one."""
+    made: list[MatrixForm] = []
+    for part in _parts(matrix):
+        end = made[-1].at + made[-1].num_bytes if made else 0
+        made.append(form_of(part, -(-end // ALIGNMENT) * ALIGNMENT))
+    return tuple(made)
+
+
+def stacked_in(forms: tuple[MatrixForm, ...], block: Tensor) -> Tensor | Panels | StackedMatrix:
+    parts = tuple(matrix_in(form, block) for form in forms)
+    return parts[0] if len(parts) == 1 else StackedMatrix(parts)
+
+
+def stacked_bytes(matrix: Tensor | Panels | StackedMatrix) -> tuple[memoryview, ...]:
+    return tuple(matrix_bytes(part) for part in _parts(matrix))
+
+
+def _parts(matrix: Tensor | Panels | StackedMatrix) -> tuple[Tensor | Panels, ...]:
+    return cast("tuple[Tensor | Panels, ...]", matrix.parts) if isinstance(matrix, StackedMatrix) else (matrix,)
 
 
 def template(form: MatrixForm, num_experts: int) -> Tensor | Panels:

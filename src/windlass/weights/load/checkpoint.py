@@ -8,6 +8,7 @@ rank's rows are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import TypeVar
 
 import torch
@@ -17,12 +18,13 @@ from windlass.core.place import Interval, Placement
 from windlass.core.tiers.demand import HeldTensor
 from windlass.errors import UnknownName
 from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.packing.matrix import StackedMatrix
 from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.triton.available import has_packed_kernels
 from windlass.weights.load.dense import load_dense, load_vector
 from windlass.weights.load.prefetch import trim_heap
-from windlass.weights.load.quantized import load_packed, panels_bytes
+from windlass.weights.load.quantized import load_packed, packed_bytes
 from windlass.weights.load.tiled import can_tile, is_gate_up, load_tiles
 from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import ModelTensor
@@ -34,7 +36,7 @@ from windlass.weights.tensors.validate import locate_tensors, missing_tensor
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, total bytes)."""
 
-Matrix = Tensor | Panels | PackedRows | Tiles
+Matrix = Tensor | Panels | PackedRows | StackedMatrix | Tiles
 Loaded = TypeVar("Loaded", bound=Matrix)
 
 EMBED, HEAD = "embed.weight", "head.weight"
@@ -144,7 +146,7 @@ class CheckpointWeights:
         return sum(self._bytes(shard) for shard in self._held())
 
     def memory_bytes(self) -> int:
-        """Memory of the loaded tensors. Exact, except for stacked matrices of different formats, which are loaded dense."""
+        """Memory of the loaded tensors. Exact, except for experts whose gate and up are in different formats, which are loaded dense."""
         return sum(self._memory_bytes(shard) for shard in self._held())
 
     def mtp_bytes(self) -> int:
@@ -172,16 +174,27 @@ class CheckpointWeights:
         codes = self._codes([shard])
         if codes is None:
             return shard.num_rows * shard.num_in * self._dense_dtype([shard]).itemsize
-        return panels_bytes(codes, shard.num_rows, shard.num_in)
+        return packed_bytes(codes, shard.num_rows, shard.num_in, self.device)
 
     # --- loading
 
     def _matrix(self, names: Sequence[str]) -> Matrix:
         shards = [self._shard(name) for name in names]
         codes = self._codes(shards)
-        if codes is None:
-            return self._report(shards, self._dense([shards])[0])
-        return self._report(shards, self._packed([shards], codes, names, 0))
+        if codes is not None:
+            return self._report(shards, self._packed([shards], codes, names, 0))
+        runs = [] if self.tiled else self._runs_alike(shards)
+        if any(self._codes(run) is not None for run in runs):
+            return self._report(shards, StackedMatrix(tuple(self._part(run) for run in runs)))
+        return self._report(shards, self._dense([shards])[0])
+
+    def _runs_alike(self, shards: list[TensorShard]) -> list[list[TensorShard]]:
+        """Neighbours that are held in one form; a part each of a stacked matrix."""
+        return [list(run) for _, run in groupby(shards, lambda shard: self._codes([shard]))]
+
+    def _part(self, run: list[TensorShard]) -> Tensor | Panels | PackedRows:
+        codes = self._codes(run)
+        return self._dense([run])[0] if codes is None else load_packed(self._store, [run], codes, 0, self.device)
 
     def _packed(
         self, rows_of: list[list[TensorShard]], codes: CodeFormat, names: Sequence[str], num_experts: int

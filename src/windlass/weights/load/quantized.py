@@ -21,9 +21,6 @@ from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, row_sele
 from windlass.weights.tensors.shards import TensorShard
 from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, storage_format
 
-BLOCKS_TAKEN = ("Q4_0", "Q4_1", "Q8_0")
-"""ggml block types that panels accept unchanged."""
-
 
 @dataclass(frozen=True)
 class CodedRows:
@@ -61,10 +58,13 @@ Job = Callable[[], tuple[int | None, int, CodedRows]]
 """-> expert, first row, rows."""
 
 
-def panels_bytes(codes: CodeFormat, num_out: int, num_in: int) -> int:
-    """Memory of a matrix in panels."""
+def packed_bytes(codes: CodeFormat, num_out: int, num_in: int, device: torch.device) -> int:
+    """Memory of a matrix in panels, or in rows on a GPU: as `load_packed` makes it."""
+    shape = (codes.kind, num_out, num_in, codes.local_group(num_in))
+    if device.type != "cpu":
+        return PackedRows.allocate(*shape, scale_dtype=torch_dtype(codes.scale), device="meta").num_bytes
     nothing = torch.empty(0, dtype=torch.uint8)
-    return Panels(codes.kind, (num_out, num_in), codes.local_group(num_in), torch_dtype(codes.scale), nothing).expert_bytes
+    return Panels(shape[0], (num_out, num_in), shape[3], torch_dtype(codes.scale), nothing).expert_bytes
 
 
 def load_packed(
@@ -160,11 +160,8 @@ def _stored_rows(store: TensorStore, shard: TensorShard, form: StorageFormat) ->
 
 
 def _ggml(store: BlockStore, name: str, start: int, stop: int) -> CodedRows:
-    kind, data = store.raw_blocks(name, start, stop)
-    rows = torch.frombuffer(data, dtype=torch.uint8).view(stop - start, -1)
-    if kind in BLOCKS_TAKEN:
-        return CodedRows(rows)
-    return CodedRows(*{"Q5_0": repack.q5_0, "Q4_K": repack.q4_k}[kind](rows))
+    _, data = store.raw_blocks(name, start, stop)
+    return CodedRows(torch.frombuffer(data, dtype=torch.uint8).view(stop - start, -1))
 
 
 def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> CodedRows:

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from windlass.core.constants import FP8_BLOCK
+from windlass.core.ggml.forms import FORMS
 from windlass.core.model import Frozen
 from windlass.core.ports import QuantizingStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
@@ -50,17 +51,18 @@ class StorageFormat(Frozen):
 
 _PLAIN = {"F32": torch.float32, "F64": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
-# ggml blocks: bits per weight in the file (ggml-common.h), and the panels that hold them. Q4_K's group scale (6-bit times fp16) needs fp32.
-# No panels for Q6_K (groups of 16), Q5_1 and Q5_K (five bits with a minimum).
+# ggml blocks: bits per weight in the file, and the panels that hold them: every type but these three has panels of its own.
 _GGML = {
     "Q4_0": StorageFormat(name="Q4_0", bits=4.5, codes=CodeFormat(kind="int4", group=32, scale="F16")),
     "Q4_1": StorageFormat(name="Q4_1", bits=5.0, codes=CodeFormat(kind="int4_minima", group=32, scale="F16")),
     "Q8_0": StorageFormat(name="Q8_0", bits=8.5, codes=CodeFormat(kind="int8", group=32, scale="F16")),
-    "Q5_0": StorageFormat(name="Q5_0", bits=5.5, codes=CodeFormat(kind="int8", group=32, scale="F16")),
-    "Q4_K": StorageFormat(name="Q4_K", bits=4.5, codes=CodeFormat(kind="int4_minima", group=32, scale="F32")),
-    "Q5_1": StorageFormat(name="Q5_1", bits=6.0),
-    "Q5_K": StorageFormat(name="Q5_K", bits=5.5),
-    "Q6_K": StorageFormat(name="Q6_K", bits=6.5625),
+} | {
+    kind.upper(): StorageFormat(
+        name=kind.upper(),
+        bits=8 * form.stored_bytes / form.elements,
+        codes=CodeFormat(kind=kind, group=form.elements, scale="F16"),
+    )
+    for kind, form in FORMS.items()
 }
 _MXFP4 = StorageFormat(name="mxfp4", bits=4.25, codes=CodeFormat(kind="int8", group=32, scale="BF16"))
 

@@ -24,7 +24,7 @@ from whole_panels import of_words
 
 from windlass.errors import BadInput
 from windlass.kernels.packing.packed_rows import PackedRows
-from windlass.kernels.packing.panels import KINDS
+from windlass.kernels.packing.panel_data import KINDS
 
 pytestmark = pytest.mark.cpu
 

@@ -8,17 +8,24 @@ import torch
 from torch import Tensor
 
 from triton_cases.compare import CASES, LARGE, TYPES, close, numbers, repeats
+from windlass.core.ggml.forms import FORMS
 from windlass.core.model import Activation
 from windlass.kernels.arguments import ExpertsArgs
 from windlass.kernels.ops import experts, linear
 from windlass.kernels.packing.packed_rows import PackedRows
-from windlass.kernels.packing.panels import KINDS
+from windlass.kernels.packing.panel_data import KINDS
 from windlass.kernels.triton import ops
 from windlass.kernels.triton.tiles import dispatch
 
 
 def packed(kind: str, num_out: int, num_in: int, group: int, device: str, num_experts: int = 0, seed: int = 0) -> PackedRows:
-    scale = torch.float32 if kind == "fp8" else (torch.bfloat16, torch.float16, torch.float32)[seed % 3]
+    scale = (
+        torch.float32
+        if kind == "fp8"
+        else torch.float16
+        if kind in FORMS
+        else (torch.bfloat16, torch.float16, torch.float32)[seed % 3]
+    )
     return PackedRows.random(kind, num_out, num_in, group, num_experts, scale, device, deviation=num_in**-0.5, seed=seed)
 
 
@@ -74,6 +81,17 @@ for _kind in KINDS:
             )
 
 
+for _number, (_kind, _form) in enumerate(FORMS.items()):
+    _type, _rows = ("fp32", "bf16", "fp16")[_number % 3], (1, 17, 3)[_number % 3]
+    CASES[f"linear {_kind} {_type}"] = partial(
+        check_linear, kind=_kind, dtype=TYPES[_type], rows=_rows, num_out=40, num_in=256, group=_form.elements, more=_rows != 3, seed=1
+    )  # fmt: skip
+    for _rows in (1, 17, 64, 300):
+        LARGE[f"linear {_kind} bf16 {_rows} rows"] = partial(
+            check_linear, kind=_kind, dtype=torch.bfloat16, rows=_rows, num_out=1536, num_in=2048, group=_form.elements, seed=1
+        )  # fmt: skip
+
+
 def check_experts(
     device: str, *, kind: str, dtype: torch.dtype, rows: int, num_experts: int, active: int, hidden: int, width: int,
     activation: Activation = Activation.SILU, more: bool = False, group: int = 32, weight_dtype: torch.dtype | None = None,
@@ -111,6 +129,13 @@ for _number, _kind in enumerate((*KINDS, "plain")):
             check_experts, kind=_kind, dtype=torch.bfloat16, rows=_rows, num_experts=32, active=4, hidden=512, width=384, more=_rows == 8,
             group=128,
         )  # fmt: skip
+CASES["experts iq4_nl bf16 3 rows"] = partial(
+    check_experts, kind="iq4_nl", dtype=torch.bfloat16, rows=3, num_experts=3, active=2, hidden=64, width=32
+)
+for _kind, _rows in (("q4_k", 3), ("iq2_xs", 1), ("q6_k", 90)):
+    LARGE[f"experts {_kind} bf16 {_rows} rows"] = partial(
+        check_experts, kind=_kind, dtype=torch.bfloat16, rows=_rows, num_experts=8, active=2, hidden=512, width=256, group=256
+    )
 CASES["experts crowded"] = partial(
     check_experts, kind="int4", dtype=torch.float32, rows=40, num_experts=2, active=1, hidden=32, width=32
 )

@@ -75,12 +75,12 @@ inline void quantize_rows(const Matrix& matrix, const float* x, int64_t stride, 
     }
 }
 
-// data: out, x, weight, bias, add, tiles; ints: the matrix, strides of x and add.
+// data: out, x, weight, bias, add, tiles; ints: the matrix, strides of x, add and out.
 void linear(const Op& op, Worker& worker) {
     const Matrix matrix = matrix_of(op.ints, op.data[2]);
     const int64_t rows = op.rows(), stride = op.ints[MATRIX_INTS];
     const float* x = op.at<float>(1);
-    const Result result{op.at<float>(0), op.at<float>(3), op.at<float>(4), matrix.outputs, op.ints[MATRIX_INTS + 1]};
+    const Result result{op.at<float>(0), op.at<float>(3), op.at<float>(4), op.ints[MATRIX_INTS + 2], op.ints[MATRIX_INTS + 1]};
     uint8_t* tiles = op.at<uint8_t>(5);
     if (matrix.is_packed() && rows <= PRIVATE_ROWS) {
         tiles = static_cast<uint8_t*>(worker.scratch(tiles_bytes(matrix.inputs, rows)));

@@ -83,6 +83,7 @@ void multiply_kind(const Matrix& matrix, const uint8_t* panel, const uint8_t* ti
 }
 
 void multiply(const Matrix& matrix, const uint8_t* panel, const uint8_t* tile, int height, float* sums) {
+    if (is_ggml(matrix.kind)) return multiply_ggml_avx512(matrix, panel, tile, height, sums);
     if (matrix.kind == Kind::INT8) return multiply_kind<8, false>(matrix, panel, tile, height, sums);
     if (matrix.kind == Kind::INT4) return multiply_kind<4, false>(matrix, panel, tile, height, sums);
     return multiply_kind<4, true>(matrix, panel, tile, height, sums);

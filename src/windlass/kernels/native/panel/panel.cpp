@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "ggml/product.h"
 #include "simd/lanes.h"
 #include "panel/number.h"
 #include "panel/vectors.h"

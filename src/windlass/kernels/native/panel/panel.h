@@ -8,6 +8,7 @@
 //   then   16 scales (bf16, fp16 or fp32), and 16 zero points (bytes) or 16 minima (typed as the scales are) where the kind has them
 //
 // Codes are stored unsigned. value = (code - 8) * scale, (code - 128) * scale, (code - zero) * scale or code * scale + minimum.
+// ggml's other block types have panels of their own (ggml/forms.h).
 // fp8 has no panels: a row is its codes followed by its fp32 scales, one per group.
 //
 // A tile holds rows of activations as int8, with a scale per 32 inputs. Per block of 32, for `height` rows: fp32 scales, corrections
@@ -15,6 +16,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+
+#include "ggml/forms.h"
 
 namespace windlass {
 
@@ -29,7 +32,22 @@ constexpr int PREFETCHED_ROWS = 3;
 constexpr int64_t PREFETCH_BYTES = 2048;
 
 // As kernels/packing/panels.py numbers them.
-enum class Kind : int64_t { INT4, INT4_ZEROS, INT4_MINIMA, INT8, FP8, FLOAT32, BFLOAT16, FLOAT16 };
+enum class Kind : int64_t {
+    INT4, INT4_ZEROS, INT4_MINIMA, INT8, FP8, FLOAT32, BFLOAT16, FLOAT16,
+    Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q5_0, Q5_1, IQ4_NL, IQ4_XS, MXFP4, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S
+};
+constexpr bool is_ggml(Kind kind) { return kind >= Kind::Q2_K; }
+constexpr Form form_of(Kind kind) { return FORMS[int64_t(kind) - int64_t(Kind::Q2_K)]; }
+// Scales of 16 inputs, not of 32.
+constexpr bool is_by_16(Kind kind) {
+    return kind == Kind::Q2_K || kind == Kind::Q3_K || kind == Kind::Q6_K || kind == Kind::IQ2_XS || kind == Kind::IQ2_S;
+}
+constexpr bool has_minima(Kind kind) { return kind == Kind::Q4_K || kind == Kind::Q5_K || kind == Kind::Q5_1; }
+constexpr bool is_signed(Kind kind) { return kind >= Kind::IQ4_NL; }
+// The code that stands for zero; what is signed is stored plus 128 where codes have to be unsigned.
+constexpr int zero_of(Kind kind) {
+    return kind == Kind::Q3_K ? 4 : kind == Kind::Q6_K ? 32 : kind == Kind::Q5_0 ? 16 : is_signed(kind) ? 128 : 0;
+}
 enum class ScaleType : int64_t { BFLOAT16, FLOAT16, FLOAT32 };
 
 struct Matrix {
@@ -55,10 +73,19 @@ struct Matrix {
         group_bytes = codes_bytes + scale_bytes + (kind == Kind::INT4_ZEROS ? PANEL_ROWS : kind == Kind::INT4_MINIMA ? scale_bytes : 0);
         row_bytes = inputs * (kind == Kind::FLOAT32 ? 4 : kind == Kind::FP8 ? 1 : 2) + (kind == Kind::FP8 ? 4 * groups : 0);
         panel_bytes = is_packed() ? groups * group_bytes : PANEL_ROWS * row_bytes;
+        if (is_ggml(kind)) set_form(form_of(kind));
         total_bytes = is_packed() ? panels() * panel_bytes : outputs * row_bytes;
     }
 
-    bool is_packed() const { return kind <= Kind::INT8; }
+    void set_form(Form form) {
+        groups = inputs / (BLOCK * form.blocks);
+        blocks = form.blocks;
+        codes_bytes = PANEL_ROWS * 4 * form.words;
+        group_bytes = PANEL_ROWS * form.bytes();
+        panel_bytes = groups * group_bytes;
+    }
+
+    bool is_packed() const { return kind <= Kind::INT8 || is_ggml(kind); }
     bool has_offsets() const { return kind == Kind::INT4_ZEROS || kind == Kind::INT4_MINIMA; }
     int64_t panels() const { return (outputs + PANEL_ROWS - 1) / PANEL_ROWS; }
     const uint8_t* panel(int64_t index) const { return data + index * panel_bytes; }
@@ -77,13 +104,15 @@ inline Matrix matrix_of(const int64_t* ints, const void* data) {
     return Matrix(Kind(ints[0]), ScaleType(ints[1]), ints[2], ints[3], ints[4], data);
 }
 
-// What makes up for codes that are stored unsigned: an integer to start from, or (with offsets) the sum that the offsets multiply.
+// What makes up for codes that are stored unsigned: an integer to start from, the sum that offsets multiply, or sums of 16 inputs.
 struct Correction {
     int32_t times;  // start from -times * (sum of the row's codes in the block)
     bool is_sum;    // the float scale * (sum of codes)
+    bool is_pair;   // two 16-bit integers: the sum of the first 16 codes, and of the others
 };
 inline Correction correction_of(Kind kind) {
-    return {kind == Kind::INT4 ? 8 : kind == Kind::INT8 ? 128 : 0, kind == Kind::INT4_ZEROS || kind == Kind::INT4_MINIMA};
+    if (is_ggml(kind)) return {zero_of(kind), has_minima(kind), is_by_16(kind)};
+    return {kind == Kind::INT4 ? 8 : kind == Kind::INT8 ? 128 : 0, kind == Kind::INT4_ZEROS || kind == Kind::INT4_MINIMA, false};
 }
 
 // Heights that products are compiled for; the last rows of a tile may be empty.

@@ -42,6 +42,7 @@ template <int BITS> void multiply_row(const Matrix& matrix, const uint8_t* panel
 }
 
 void multiply(const Matrix& matrix, const uint8_t* panel, const uint8_t* tile, int height, float* sums) {
+    if (is_ggml(matrix.kind)) return multiply_ggml_plain(matrix, panel, tile, height, sums);
     for (int row = 0; row < height; row++) {
         if (matrix.kind == Kind::INT8) multiply_row<8>(matrix, panel, tile, height, row, sums + PANEL_ROWS * row);
         else multiply_row<4>(matrix, panel, tile, height, row, sums + PANEL_ROWS * row);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "panel/number.h"
+#include "ggml/number.h"
 #include "program/program.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -106,6 +106,22 @@ void put_numbers(const Put& put, uint8_t* panel, int64_t first, int lane, int co
     }
 }
 
+// Rows in ggml's forms (core/ggml/forms.py): each number and word goes next to those of the other rows.
+void put_form(const Put& put, uint8_t* panel, const uint8_t* rows, int lane, int count) {
+    const Form form = form_of(put.matrix.kind);
+    for (int64_t group = 0; group < put.matrix.groups; group++, panel += put.matrix.group_bytes, rows += form.bytes()) {
+        uint8_t* to = panel;
+        int at = 0;
+        const auto part = [&](int units, int size) {
+            for (int unit = 0; unit < units; unit++, to += PANEL_ROWS * size, at += size)
+                for (int row = 0; row < count; row++) std::memcpy(to + (lane + row) * size, rows + row * put.code_stride + at, size);
+        };
+        part(form.halves, 2);
+        part(form.singles, 1);
+        part(form.words, 4);
+    }
+}
+
 // Panel number `index` of those that the rows touch.
 void put_panel(const Put& put, int64_t index) {
     const int64_t panel = put.first / PANEL_ROWS + index;
@@ -114,6 +130,7 @@ void put_panel(const Put& put, int64_t index) {
     uint8_t* to = put.to + panel * put.matrix.panel_bytes;
     const uint8_t* codes = put.codes + (begin - put.first) * put.code_stride;
     const bool is_int8 = put.matrix.kind == Kind::INT8;
+    if (is_ggml(put.matrix.kind)) return put_form(put, to, codes, lane, count);
     if (put.source == Source::WORDS) (is_int8 ? put_codes<Int8Words> : put_codes<Int4Words>)(put, to, codes, lane, count);
     else if (is_int8) put_codes<Int8Blocks>(put, to, codes, lane, count);
     else (put.matrix.kind == Kind::INT4 ? put_codes<Int4Blocks<2>> : put_codes<Int4Blocks<4>>)(put, to, codes, lane, count);
@@ -228,7 +245,7 @@ WINDLASS_OP(panels_rows) {
     worker.share(op.rows(), 1, &first, &last);
     for (int64_t i = first; i < last; i++) {
         const int64_t row = op.ints[MATRIX_INTS] == 8 ? op.at<int64_t>(2)[i] : op.at<int32_t>(2)[i];
-        (matrix.kind == Kind::FP8 ? read_fp8_row : read_row)(matrix, row, op.at<float>(0) + i * matrix.inputs);
+        (is_ggml(matrix.kind) ? read_ggml_row : matrix.kind == Kind::FP8 ? read_fp8_row : read_row)(matrix, row, op.at<float>(0) + i * matrix.inputs);
     }
 }
 

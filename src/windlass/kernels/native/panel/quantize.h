@@ -91,7 +91,13 @@ INLINE void quantize_block(const float* x, Correction correction, uint8_t* block
     store_bytes(integers, (int8_t*)block + 8 * height + BLOCK * row);
     const int32_t sum = joined(total, [](Four a, Four b) { return a + b; });
     ((float*)block)[row] = scale;
-    if (correction.is_sum) ((float*)block)[height + row] = scale * float(sum);
+    if (correction.is_pair) {
+        I half{};
+#pragma GCC unroll 4
+        for (int i = 0; i < VECTORS / 2; i++) half += integers[i];
+        const int32_t first = joined(half, [](Four a, Four b) { return a + b; });
+        ((int32_t*)block)[height + row] = int32_t(uint32_t(sum - first) << 16 | (uint32_t(first) & 0xffff));
+    } else if (correction.is_sum) ((float*)block)[height + row] = scale * float(sum);
     else ((int32_t*)block)[height + row] = -correction.times * sum;
 }
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.triton.device import interpreted
+from windlass.kernels.triton.tiles.forms import form_product, lookup
 from windlass.kernels.triton.tiles.types import is_float, products_in
 
 # Four bytes to eight numbers: each code becomes the low byte of 128 + code in bf16 (0x43..) or of 1024 + code in fp16 (0x64..), from
@@ -101,6 +102,8 @@ def product(
 
     `outs` are rows of the matrix and `rows` offsets of rows of x, all of them valid: callers clamp beyond the end.
     """
+    if GROUP == 0:  # one of ggml's own types
+        return form_product(weight, offset, outs, x, rows, row_codes, first, last, KIND, TYPE, BLOCK_OUT, BLOCK_ROWS)
     HALF: tl.constexpr = BLOCK_IN // 2
     inputs = tl.arange(0, BLOCK_IN)
     halves = tl.arange(0, HALF)
@@ -171,6 +174,8 @@ class Tiling:
 
 
 WIDE_IN = 128
+FORM_IN = 32
+"""Inputs of a step with ggml's own types."""
 TILINGS = (
     Tiling(block_out=64, block_rows=16, block_in=WIDE_IN, num_warps=4, num_stages=4, programs=4),
     Tiling(block_out=64, block_rows=32, block_in=WIDE_IN, num_warps=4, num_stages=4, programs=3),
@@ -193,10 +198,11 @@ class TritonMatrix:
     num_in: int
     row_codes: int
     group: int
+    """0: one of ggml's own types, whose scales are among the codes; `offset` is then what codes look up."""
 
     @property
     def num_groups(self) -> int:
-        return self.num_in // self.group
+        return self.num_in // self.group if self.group else 0
 
     def tiling(self, rows: int, dtype: torch.dtype) -> Tiling:
         """fp32 does not use tensor cores: small tiles."""
@@ -204,6 +210,8 @@ class TritonMatrix:
         chosen = next((tiling for tiling in fitting if tiling.block_rows >= rows), fitting[-1])
         if self.kind == "plain":
             return replace(chosen, block_in=64)
+        if not self.group:
+            return replace(chosen, block_in=FORM_IN, num_stages=chosen.num_stages)
         shared = self.group & -self.group  # the largest power of two in it
         block_in = min(chosen.block_in, shared)
         # Small steps have fewer bytes in flight: more pipeline stages.
@@ -230,6 +238,9 @@ class TritonMatrix:
 
 def matrix(weight: Tensor | PackedRows) -> TritonMatrix | None:
     """None: not supported."""
+    if isinstance(weight, PackedRows) and weight.form is not None:
+        tables = lookup(weight.kind, weight.device)
+        return TritonMatrix(weight.kind, weight.data, weight.scale, tables, *weight.shape, weight.data.shape[2], 0)
     if isinstance(weight, PackedRows):
         return TritonMatrix(
             weight.kind, weight.data, weight.scale, weight.offset, *weight.shape, weight.data.shape[2], weight.group
