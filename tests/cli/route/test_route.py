@@ -77,7 +77,7 @@ def test_bad_input_is_one_line_that_says_what_would_work(folder: Path, capsys: p
     assert "two models or more" in said(capsys, "route", "compare", "tiny-glm")
     (folder / "half.jsonl").write_text('{"prompt": "a", "model": "m"}\n')
     assert "half.jsonl, line 1" in said(capsys, "route", "fit", str(folder / "half.jsonl"))
-    assert "one of them, not both" in said(capsys, "serve")
+    assert "or a router with --route" in said(capsys, "serve")
 
 
 def test_a_router_of_other_models_is_not_served(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
