@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+
 import msgspec
 import numpy as np
 import pytest

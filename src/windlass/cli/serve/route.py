@@ -79,7 +79,6 @@ class RouterCollector(Collector):
             f"{PREFIX}_drift_low_share", "Share of recent prompts below the calibrated range.", value=standing.low_share
         )
 
-
     def _decisions(self) -> Iterator[Metric]:
         """What the alert about drift compares (observe/rules)."""
         chosen = CounterMetricFamily(ROUTE_DECISIONS.family, ROUTE_DECISIONS.help, labels=ROUTE_DECISIONS.labels)

@@ -11,13 +11,13 @@ of 2 w / (g + h + 2 w) of the swaps is saved, whatever the rate. A wait of (g + 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
 from windlass.core.model import Frozen
-
 
 SHARE_OF_GAPS = 0.5
 MAX_REMEMBERED = 32
@@ -66,7 +66,7 @@ class Arrivals:
 
 def mean_gap(times: Sequence[float]) -> float | None:
     """By the median, which a night without requests does not change; of exponential gaps it is the mean times log 2."""
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
     return median(gaps) / math.log(2.0) if len(gaps) >= 3 else None
 
 

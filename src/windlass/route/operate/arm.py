@@ -134,7 +134,6 @@ class Arm:
             self.breaker.abandoned()
             raise
 
-
     async def _entered(self, stack: AsyncExitStack, request: Request) -> tuple[Client, Request]:
         """The client, once it is its turn, and what is left of the deadline."""
         asked = msgspec.structs.replace(request, model="")
