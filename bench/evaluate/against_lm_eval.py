@@ -249,6 +249,7 @@ def cause(pattern: str, select: int, answer: str, ours: str | None) -> str:
         "several answers: theirs is the first, ours the last": lambda p, s, f: (p, -1, f),
         "the dot behind their group takes the last digit or nothing": lambda p, s, f: (p.removesuffix("."), s, f),
         "a sign or a line between `is` and the number": lambda p, s, f: (p.replace("is (", r"is:?\s*\$?\**(", 1), s, f),
+        "GSM8K's own form (`#### 5`)": lambda p, s, f: (p.replace("The answer is ", "(?:The answer is |#### )"), s, f),
         "a number with a stop behind it": lambda p, s, f: (p[: p.index("(")] + number, s, f),
     }
     for size in range(1, len(changes) + 1):

@@ -51,7 +51,7 @@ class PromptPredictor:
     def predict(self, text: str) -> Prediction:
         found = counted(text)
         features = np.fromiter(found.keys(), np.int64, len(found))
-        amounts = TERM[np.minimum(np.fromiter(found.values(), np.int64, len(found)), MAX_COUNT)]
+        amounts = TERM[np.minimum(np.fromiter(found.values(), np.int64, len(found)), MAX_COUNT)].astype(np.float64)
         rarity = self._rarity[features]
         novelty = float(amounts[rarity == 0].sum() / max(amounts.sum(), 1e-9))
         values = amounts * rarity

@@ -52,8 +52,8 @@ class Sparse:
         """Squared lengths of the rows with their columns scaled."""
         found = np.zeros(len(self), dtype=np.float32)
         for rows, entries in self.blocks():
-            scaled = TERM.take(self.counts[entries]) * by_column.take(self.columns[entries])
-            found[rows] = self.row_sums(rows, scaled * scaled)
+            scaled: NDArray[np.float32] = TERM.take(self.counts[entries]) * by_column.take(self.columns[entries])
+            found[rows] = self.row_sums(rows, np.square(scaled))
         return found
 
     def transposed_times(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:

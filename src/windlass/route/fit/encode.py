@@ -57,7 +57,8 @@ class Encoded:
     def times(self, weights: Vector) -> Vector:
         """`weights`: of words, then of the shape."""
         words, shape = weights[: self.num_words], weights[self.num_words :]
-        return self.inverse * self.raw.counts.times(self.rarity * words) + self.shape @ shape
+        by_shape: Vector = self.shape @ shape
+        return self.inverse * self.raw.counts.times(self.rarity * words) + by_shape
 
     def transposed_times(self, rows: Vector) -> Vector:
         words = self.rarity * self.raw.counts.transposed_times(self.inverse * rows)

@@ -64,11 +64,12 @@ def _words(encoded: Encoded, numbers: NDArray[np.int64]) -> _Words:
 def fit_sources(encoded: Encoded, is_train: Mask, groups: Sequence[str], scores: NDArray[np.float64]) -> Sources | None:
     """From the rows of the mask. None where there is one source only, or nearly as many as prompts."""
     trained = np.flatnonzero(is_train)
-    names = sorted({groups[place] for place in trained})
+    inside_groups = [groups[place] for place in trained.tolist()]
+    names = sorted(set(inside_groups))
     if not 2 <= len(names) <= min(MAX_SOURCES, len(trained) // 5):
         return None
     numbers = {name: number for number, name in enumerate(names)}
-    which = np.array([numbers[groups[place]] for place in trained])
+    which = np.array([numbers[group] for group in inside_groups])
     sizes, inside = np.bincount(which, minlength=len(names)).astype(float)[:, None], scores[trained]
     sums = np.stack([np.bincount(which, weights=column, minlength=len(names)) for column in inside.T], axis=1)
     means = (sums + PRIOR_ROWS * inside.mean(axis=0)) / (sizes + PRIOR_ROWS)
