@@ -1,7 +1,7 @@
 """A table of four models from journals of `windlass eval`: is the router better than the best of them, with no constant changed?
 
 `python bench/route/four.py FOLDER SmolLM2-135M-Instruct.gguf`. tiny-glm; and SmolLM2 as three models of which each costs more: answers
-cut at 8 tokens, whole answers, and with two worked examples before the question. Tokens cost what a model's size says.
+cut at 8 tokens, whole answers, and with a worked example before the question. Tokens cost what a model's size says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ sys.path.insert(0, str(HERE))
 
 from specialists import PARAMETERS, windlass  # noqa: E402
 
-ARMS = {"short": ["--max-tokens", "8"], "whole": [], "shots": ["--shots", "2"]}
+ARMS = {"short": ["--max-tokens", "8"], "whole": [], "shots": ["--shots", "1"]}
 TASKS = {"made": ("arithmetic,lists,functions", ["--num-examples", "25"]), "facts": (str(HERE / "facts.toml"), [])}
 
 
