@@ -24,6 +24,7 @@ class SwapGate:
         self._openers, self._max_wait, self._clock = openers, max_wait_seconds, clock
         self._queue: list[tuple[Waiting, asyncio.Future[Client]]] = []
         self._arrivals = Arrivals()
+        self._timer: asyncio.TimerHandle | None = None
         self._inside = self._number = 0
         self._client: Client | None = None
         self.loaded: str | None = None
@@ -70,7 +71,9 @@ class SwapGate:
             chosen = next_request(queue, self.loaded, self._clock(), self._max_wait, linger)
             if chosen is None:
                 left = wait_until(queue, self.loaded, self._max_wait, linger) - self._clock()
-                asyncio.get_running_loop().call_later(max(left, 0.001), self._admit)
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self._admit)
                 return
             if chosen.model != self.loaded or self._client is None:
                 if self._inside == 0:
@@ -105,6 +108,8 @@ class SwapGate:
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
