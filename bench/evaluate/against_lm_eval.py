@@ -16,6 +16,8 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -216,18 +218,48 @@ def compare_filters(arguments: argparse.Namespace) -> None:
     known = {entry["name"]: entry["filter"] for entry in filters(arguments.harness_python)["filter_list"]}
     for name, ours_key in (("strict-match", "strict"), ("flexible-extract", "flexible")):
         step = next(part for part in known[name] if part["function"] == "regex")
-        differing = []
-        for line in mine:
-            groups = [
-                next((g for g in (m if isinstance(m, tuple) else (m,)) if g), "")
-                for m in re.findall(step["regex_pattern"], line["answer"])
-            ]
-            found = groups[step.get("group_select", 0)].strip() if groups else "[invalid]"
-            if normal(found) != normal(line[ours_key] or "[invalid]"):
-                differing.append((line["id"], found, line[ours_key], line["answer"][-90:]))
-        print(f"{name}: {step['regex_pattern']!r}: {len(mine) - len(differing)} of {len(mine)} agree")
-        for id, found, own, tail in differing[:40]:
-            print(f"  {id}: theirs {found!r}, ours {own!r}; ... {tail!r}")
+        pattern, select = step["regex_pattern"], step.get("group_select", 0)
+        differing = [line for line in mine if not same(filtered(pattern, select, line["answer"]), line[ours_key])]
+        print(f"{name}: {pattern!r}: {len(mine) - len(differing)} of {len(mine)} agree")
+        causes = {line["id"]: cause(pattern, select, line["answer"], line[ours_key]) for line in differing}
+        for why, count in Counter(causes.values()).most_common():
+            print(f"  {count}: {why}")
+        for line in differing:
+            found = filtered(pattern, select, line["answer"])
+            print(
+                f"    {line['id']}: theirs {found!r}, ours {line[ours_key]!r}: {causes[line['id']]}; ... {line['answer'][-60:]!r}"
+            )
+
+
+def filtered(pattern: str, select: int, answer: str, flags: int = 0) -> str:
+    """As the harness's regex filter does (lm_eval/filters/extraction.py)."""
+    groups = [next((g for g in (m if isinstance(m, tuple) else (m,)) if g), "") for m in re.findall(pattern, answer, flags)]
+    return groups[select].strip() if groups else "[invalid]"
+
+
+def same(theirs: str, ours: str | None) -> bool:
+    return normal(theirs) == normal(ours or "[invalid]")
+
+
+def cause(pattern: str, select: int, answer: str, ours: str | None) -> str:
+    """The fewest changes to their pattern with which it finds what ours found."""
+    number = r"(\-?\$?[0-9][0-9,]*(?:\.[0-9]+)?)"
+    changes = {
+        "a small t (`So, the answer is 13.`)": lambda p, s, f: (p, s, f | re.IGNORECASE),
+        "several answers: theirs is the first, ours the last": lambda p, s, f: (p, -1, f),
+        "the dot behind their group takes the last digit or nothing": lambda p, s, f: (p.removesuffix("."), s, f),
+        "a sign or a line between `is` and the number": lambda p, s, f: (p.replace("is (", r"is:?\s*\$?\**(", 1), s, f),
+        "GSM8K's own form (`#### 5`)": lambda p, s, f: (p.replace("The answer is ", "(?:The answer is |#### )"), s, f),
+        "a number with a stop behind it": lambda p, s, f: (p[: p.index("(")] + number, s, f),
+    }
+    for size in range(1, len(changes) + 1):
+        for chosen in combinations(changes, size):
+            made = (pattern, select, 0)
+            for name in chosen:
+                made = changes[name](*made)
+            if same(filtered(made[0], made[1], answer, made[2]), ours):
+                return "; ".join(chosen)
+    return "not explained"
 
 
 def normal(text: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from windlass.core.client import Client
@@ -32,11 +33,18 @@ def is_router(name: str) -> bool:
     return name.endswith(".toml")
 
 
-def open_router(path: Path, launch: Launch = Launch(), notify: Notify = lambda _: None, depth: int = 0) -> RouterClient:  # noqa: B008 - frozen
-    """Models load with the first request. `launch`: how models of this machine are opened."""
+def open_router(
+    path: Path,
+    launch: Launch = Launch(),  # noqa: B008 - frozen
+    notify: Notify = lambda _: None,
+    depth: int = 0,
+    given: Mapping[str, str] = MappingProxyType({}),
+    keep: int | None = None,
+) -> RouterClient:
+    """Models load with the first request. `launch`: how models of this machine are opened. `given` and `keep`: see `read_settings`."""
     if depth > MAX_DEPTH:
         raise BadInput(f"{path}: routers are nested more than {MAX_DEPTH} deep; does one name itself?")
-    settings = read_settings(path)
+    settings = read_settings(path, given, keep)
     router = read_router(path.parent / settings.router)
     check_models(settings, router, path.name)
     check_budget(settings, router)
@@ -48,9 +56,11 @@ def open_router(path: Path, launch: Launch = Launch(), notify: Notify = lambda _
         gated = clients[one.name]
         if isinstance(gated, GatedClient):
             arm.is_loaded = lambda gated=gated: gated.is_loaded
+            arm.enter = gated.enter
         arms[one.name] = arm
     log = DecisionLog(path.parent / settings.log if settings.log else None)
-    return RouterClient(router, settings, arms, log, _run_tests(settings), notify)
+    gate = next((client.gate for client in clients.values() if isinstance(client, GatedClient)), None)
+    return RouterClient(router, settings, arms, log, _run_tests(settings), notify, gate=gate)
 
 
 def _clients(settings: RouteSettings, folder: Path, launch: Launch, notify: Notify, depth: int) -> dict[str, Client]:

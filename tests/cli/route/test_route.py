@@ -77,10 +77,38 @@ def test_bad_input_is_one_line_that_says_what_would_work(folder: Path, capsys: p
     assert "two models or more" in said(capsys, "route", "compare", "tiny-glm")
     (folder / "half.jsonl").write_text('{"prompt": "a", "model": "m"}\n')
     assert "half.jsonl, line 1" in said(capsys, "route", "fit", str(folder / "half.jsonl"))
-    assert "one of them, not both" in said(capsys, "serve")
+    assert "or a router with --route" in said(capsys, "serve")
 
 
 def test_a_router_of_other_models_is_not_served(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = 'router = "router.json"\n[[models]]\nname = "tiny"\nat = "http://localhost:1"\n'
     (folder / "router.toml").write_text(settings)
     assert "was fitted to small, large" in said(capsys, "serve", "--route", str(folder / "router.toml"), "--port", "0")
+
+
+def test_the_metrics_are_those_that_the_alert_about_drift_reads() -> None:
+    import asyncio
+
+    from prometheus_client import CollectorRegistry, generate_latest
+    from routing import Model, chat, collect, routed
+
+    from windlass.cli.serve.route import RouterCollector
+    from windlass.core.metrics.training import ROUTE_DECISIONS, ROUTE_EXPECTED_SHARE
+
+    router, registry = routed(Model("small"), Model("large")), CollectorRegistry()
+    registry.register(RouterCollector(router))
+    asyncio.run(collect(router, chat(SUM)))
+    asyncio.run(collect(router, chat(SUM, model="large")))  # named: the router decided nothing
+    text = generate_latest(registry).decode().splitlines()
+    assert f'{ROUTE_DECISIONS}{{model="small"}} 1.0' in text and f'{ROUTE_DECISIONS}{{model="large"}} 0.0' in text
+    shares = {line.split(" ")[0]: float(line.split(" ")[1]) for line in text if line.startswith(f"{ROUTE_EXPECTED_SHARE}{{")}
+    assert len(shares) == 2 and sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_models_of_the_command_line_are_those_of_the_router(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    router = str(folder / "router.json")
+    assert "needs the models" in said(capsys, "serve", "--route", router)
+    assert "was fitted to small, large" in said(
+        capsys, "serve", "tiny=tiny-glm", "other=tiny-glm", "--route", router, "--port", "0"
+    )
+    assert "served without --route" in said(capsys, "serve", "small=a", "large=b", "--route", router, "--lora", "x=y")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from windlass.route.decide.confidence import agreement, chance, confidence_of, l
 from windlass.route.decide.path import ALWAYS_BEST, ALWAYS_CHEAPEST, choose, walk
 from windlass.route.decide.policy import Candidate, Policy, Situation, allowed_cost, decide, tolerance_for
 from windlass.route.decide.router_file import PathPoint, decode_router
-from windlass.route.decide.swaps import Waiting, next_request, simulate
+from windlass.route.decide.swaps import SHARE_OF_GAPS, Arrivals, Waiting, hold_seconds, mean_gap, next_request, simulate
 
 pytestmark = pytest.mark.pure
 
@@ -157,10 +159,29 @@ def test_an_idle_model_lingers_as_long_as_a_swap_takes() -> None:
     queue = [Waiting(number=0, model="b", arrived=1.0)]
     assert next_request(queue, "a", 3.0, 30.0, linger=4.0) is None and next_request(queue, "a", 5.0, 30.0, linger=4.0) is not None
     assert next_request(queue, None, 1.0, 30.0, linger=4.0) is not None
-    rare = [Waiting(number=one.number, model=one.model, arrived=10 * one.arrived) for one in _trace(200)]
-    runs, loads = {"a": 0.2, "b": 0.3}, {"a": 4.0, "b": 4.0}
-    at_once, lingers = simulate(rare, runs, loads, 30.0), simulate(rare, runs, loads, 30.0, linger=4.0)
-    assert lingers.num_swaps < 0.8 * at_once.num_swaps and lingers.max_wait <= 30.0 + 4.0
+    arrivals = Arrivals()
+    assert hold_seconds(queue, "a", arrivals, 4.0, 30.0) == 4.0 and hold_seconds(queue, None, arrivals, 4.0, 30.0) == 0.0
+    for number in range(5):
+        arrivals.add("a", 10.0 * number)
+        arrivals.add("b", 20.0 * number)
+    assert hold_seconds(queue, "a", arrivals, 4.0, 30.0) == pytest.approx(SHARE_OF_GAPS * 30.0 / math.log(2))
+    assert hold_seconds(queue, "a", arrivals, 4.0, 9.0) == 9.0
+
+
+@pytest.mark.parametrize("gap", [0.1, 0.4, 1.0, 4.0, 16.0])
+def test_two_in_five_swaps_are_saved_however_rare_requests_are(gap: float) -> None:
+    """Up to gaps of which a share is within the bound of waiting (decide/swaps.py has the formula)."""
+    some = [Waiting(number=one.number, model=one.model, arrived=gap / 0.4 * one.arrived) for one in _trace()]
+    runs, loads = {"a": 0.02, "b": 0.03}, {"a": 1.0, "b": 2.0}
+    first, ours = simulate(some, runs, loads, None), simulate(some, runs, loads, 60.0)
+    assert ours.num_swaps <= 0.6 * first.num_swaps
+    assert ours.max_wait <= 60.0 + 2.0 + 10 * 0.03  # a load, and those that were let in before
+
+
+def test_a_night_without_requests_does_not_change_the_usual_gap() -> None:
+    usual = [float(number) for number in range(8)]
+    assert mean_gap(usual) == mean_gap([*usual, 30_000.0]) == pytest.approx(1 / math.log(2))
+    assert mean_gap(usual[:3]) is None
 
 
 def test_who_has_waited_too_long_lets_no_others_pass() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from windlass.core.request import Request
 from windlass.route.features.ngrams import NUM_FEATURES, counted, counts_of
 from windlass.route.features.shape import NUM_SHAPE, shape_of
+from windlass.route.features.sparse import MAX_COUNT, TERM
 from windlass.route.features.text import HEAD_CHARACTERS, looked_at, text_of
 
 pytestmark = pytest.mark.pure
@@ -50,13 +51,25 @@ def test_sparse_products_are_those_of_the_dense_matrix(rows: list[list[int]]) ->
     texts = [" ".join(f"w{number}" for number in row) for row in rows]
     sparse = counts_of(texts)
     dense = np.zeros((len(sparse), NUM_FEATURES), dtype=np.float32)
-    dense[sparse.row_numbers, sparse.columns] = sparse.values
-    vector, random = np.random.default_rng(0).normal(size=NUM_FEATURES), np.random.default_rng(1).normal(size=len(sparse))
+    dense[np.repeat(np.arange(len(sparse)), sparse.lengths), sparse.columns] = TERM[sparse.counts]
+    vector, random = (np.random.default_rng(0).normal(size=size).astype(np.float32) for size in (NUM_FEATURES, len(sparse)))
     assert np.allclose(sparse.times(vector), dense @ vector, atol=1e-4)
     assert np.allclose(sparse.transposed_times(random), dense.T @ random, atol=1e-4)
     chosen = np.arange(len(sparse))[::2]
     assert np.allclose(sparse.rows(chosen).times(vector), dense[chosen] @ vector, atol=1e-4)
     scale = np.where(np.arange(NUM_FEATURES) % 3 == 0, 0.0, 2.0).astype(np.float32)
-    scaled = sparse.scaled(scale)
-    lengths = np.sqrt(scaled.row_sums(scaled.values**2))
-    assert np.all((np.abs(lengths - 1) < 1e-5) | (lengths == 0))
+    assert np.allclose(sparse.row_squares(scale), ((dense * scale) ** 2).sum(axis=1), atol=1e-4)
+    is_counted = np.arange(len(sparse)) % 2 == 0
+    assert np.array_equal(sparse.num_rows_with(is_counted), (dense[is_counted] > 0).sum(axis=0))
+
+
+def test_blocks_hold_every_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windlass.route.features.sparse.BLOCK_ENTRIES", 3)
+    sparse = counts_of(["a b c d e", "", "f", "g h", ""])
+    blocks = list(sparse.blocks())
+    assert [place for rows, _ in blocks for place in range(rows.start, rows.stop)] == list(range(5)) and len(blocks) > 1
+    assert [int(amount) for amount in sparse.times(np.ones(NUM_FEATURES, dtype=np.float32))] == [9, 0, 1, 3, 0]
+
+
+def test_a_word_that_is_repeated_without_end_has_a_largest_count() -> None:
+    assert counts_of(["x " * 3000]).counts.max() == MAX_COUNT

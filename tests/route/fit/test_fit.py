@@ -12,9 +12,9 @@ from windlass.route.decide.predict import PromptPredictor
 from windlass.route.decide.router_file import decode_router, encode_router
 from windlass.route.fit.confident import auc, best_threshold, logistic
 from windlass.route.fit.curve import gap_curve, with_intervals
-from windlass.route.fit.encode import learn, read
+from windlass.route.fit.encode import Encoded, encode, read
 from windlass.route.fit.fit import FitOptions, fit
-from windlass.route.fit.floor import cheapest_that_holds, check_floor, margins
+from windlass.route.fit.floor import Margins, cheapest_that_holds, check_floor
 from windlass.route.fit.folds import clusters_of, make_folds
 from windlass.route.fit.model import fit_predictor
 from windlass.route.fit.ridge import fit_ridge
@@ -47,23 +47,38 @@ def test_equal_prompts_are_one_cluster_whatever_their_blanks() -> None:
 
 def test_ridge_is_the_solution_of_its_normal_equations() -> None:
     raw = read([f"red {i % 3} blue{'!' * (i % 5)} green {i % 7}" for i in range(60)])
-    encoder = learn(raw)
-    encoded = encoder.encode(raw)
+    is_train = np.arange(60) % 5 > 0
+    encoded = encode(raw, is_train)
     target = np.random.default_rng(0).normal(size=(60, 2))
-    found = fit_ridge(encoded, target, 3.0)
-    used = np.flatnonzero(encoder.rarity)
-    dense = np.zeros((60, encoded.words.num_columns))
-    dense[encoded.words.row_numbers, encoded.words.columns] = encoded.words.values
-    inputs = np.concatenate([dense[:, used], encoded.shape], axis=1)
-    exact = np.linalg.solve(inputs.T @ inputs + 3.0 * np.eye(inputs.shape[1]), inputs.T @ (target - target.mean(axis=0)))
-    assert np.allclose(found.predict(encoded), inputs @ exact + target.mean(axis=0), atol=0.02)
+    inputs = _dense(encoded)
+    within, bias = inputs[is_train], target[is_train].mean(axis=0)
+    penalties = (30.0, 3.0, 10.0)
+    for penalty, found in zip(penalties, fit_ridge(encoded, is_train, target, penalties), strict=True):
+        exact = np.linalg.solve(within.T @ within + penalty * np.eye(inputs.shape[1]), within.T @ (target[is_train] - bias))
+        assert np.allclose(found.predict(encoded), inputs @ exact + bias, atol=0.02)
+
+
+def _dense(encoded: Encoded) -> np.ndarray:
+    """Rows as the regression sees them, one unit of weight at a time."""
+    size = encoded.num_words + encoded.shape.shape[1]
+    return np.stack([encoded.times(unit) for unit in np.eye(size, dtype=np.float32)], axis=1)
+
+
+def test_rows_of_length_one_and_their_transposed_product() -> None:
+    encoded = encode(read(["red blue", "blue red green", "green", "unique"]), np.array([True, True, True, False]))
+    dense = _dense(encoded)
+    lengths = np.linalg.norm(dense[:, : encoded.num_words], axis=1)
+    assert np.allclose(lengths, [1, 1, 1, 0], atol=1e-5) and encoded.novelty()[3] == 1
+    rows = np.arange(4, dtype=np.float32)
+    assert np.allclose(encoded.transposed_times(rows), dense.T @ rows, atol=1e-4)
 
 
 def test_the_difference_of_two_models_is_the_regression_of_the_gain() -> None:
     raw = read(table().prompts)
-    encoded = learn(raw).encode(raw)
-    both = fit_ridge(encoded, table().scores, 5.0).predict(encoded)
-    gain = fit_ridge(encoded, table().scores[:, [1]] - table().scores[:, [0]], 5.0).predict(encoded)
+    every = np.ones(len(raw), dtype=np.bool_)
+    encoded = encode(raw, every)
+    both = fit_ridge(encoded, every, table().scores, (5.0,))[0].predict(encoded)
+    gain = fit_ridge(encoded, every, table().scores[:, [1]] - table().scores[:, [0]], (5.0,))[0].predict(encoded)
     assert np.allclose(both[:, 1] - both[:, 0], gain[:, 0], atol=0.01)
 
 
@@ -121,27 +136,27 @@ def test_the_floor_is_missed_as_rarely_as_promised() -> None:
         scores, chances = _useless(600, seed)
         path = walk(chances, 1)
         half = np.arange(600) < 300
-        chosen = cheapest_that_holds(margins(path, scores, 1, 0.9), half.astype(np.float32), 0.95)
+        [chosen] = cheapest_that_holds(Margins(path, scores, 1, 0.9), half[None].astype(np.float32), 0.95)
         assert chosen is not None
-        taken = path.taken(scores)[~half, chosen].mean()
+        taken = path.taken(scores, slice(chosen, chosen + 1))[~half].mean()
         missed += taken < 0.9 * scores[~half, 1].mean()
     assert missed <= 10  # 5 are expected at most; 11 would happen once in 90 such tests
 
 
 def test_a_floor_of_nothing_takes_the_cheapest_and_a_high_one_the_best() -> None:
     scores, chances = _useless(400, 1)
-    path, every = walk(chances, 1), np.ones(400, dtype=np.float32)
-    low = cheapest_that_holds(margins(path, scores, 1, 0.3), every, 0.95)
-    high = cheapest_that_holds(margins(path, scores, 1, 1.0), every, 0.95)
+    path, every = walk(chances, 1), np.ones((1, 400), dtype=np.float32)
+    [low] = cheapest_that_holds(Margins(path, scores, 1, 0.3), every, 0.95)
+    [high] = cheapest_that_holds(Margins(path, scores, 1, 1.0), every, 0.95)
     assert low is not None and (path.choices[:, low] == 0).all()
     assert high is not None and (path.choices[:, high] == 1).mean() > 0.9
-    assert cheapest_that_holds(margins(path, scores, 1, 1.3), every, 0.95) is None
+    assert cheapest_that_holds(Margins(path, scores, 1, 1.3), every, 0.95) == [None]
 
 
 def test_splits_are_counted() -> None:
     scores, chances = _useless(400, 2)
     path = walk(chances, 1)
-    found = check_floor(margins(path, scores, 1, 0.9), path, scores, 1, 0.95, num_splits=50)
+    found = check_floor(Margins(path, scores, 1, 0.9), 0.95, num_splits=50)
     assert found.num_splits == 50 and found.num_missed <= 6 and 0 <= found.mean_cheap_share <= 1
 
 
@@ -163,9 +178,10 @@ def test_a_router_finds_which_model_is_good_at_what() -> None:
 def test_one_prompt_is_predicted_as_many_are() -> None:
     raw = read(table().prompts)
     settings = fitted().router
-    predictor = fit_predictor(raw, table().groups, table().scores, settings.penalty)
+    every = np.ones(len(raw), dtype=np.bool_)
+    [predictor] = fit_predictor(raw, every, table().groups, table().scores, (settings.penalty,))
     read_back = PromptPredictor(decode_router(encode_router(settings), "x"))
-    many = predictor.predict(raw)
+    many = predictor.predict(np.arange(len(raw)))
     for place in (0, 1, 17, 100):
         found = read_back.predict(table().prompts[place])
         assert np.allclose(found.chances, many[place], atol=0.01) and not found.is_unlike  # weights are kept in 16 bits

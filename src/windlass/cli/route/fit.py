@@ -40,10 +40,11 @@ def fit_command(command: FitCommand) -> int:
     prices, names = parse_prices(command.prices), parse_models(command.models)
     answers = read_answers(command.answers)
     table = make_table(answers, names, prices)
+    confident = fit_confident(answers, table.models)
+    del answers  # a table of 14,000 prompts is 10 MB of them
     with _progress("fitting", NUM_STEPS, shown=not command.as_json) as done:
         fitted = fit(table, options, done)
     report = report_of(fitted)
-    confident = fit_confident(answers, table.models)
     router = msgspec.structs.replace(fitted.router, report=report, confident=confident)
     write_atomically(command.out, encode_router(router))
     _write_extras(report, command.plot, command.page)

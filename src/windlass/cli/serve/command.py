@@ -22,7 +22,9 @@ windlass serve small=./Qwen3-8B-int4 large=./GLM-4.5-Air-int4 --keep 1 --lora sm
 
 windlass serve ./Qwen3-8B --engine vllm --plan plan.json
 
-windlass serve --route router.toml"""
+windlass serve --route router.toml
+
+windlass serve small=./Qwen3-8B-int4 large=./GLM-4.5-Air-int4 --keep 1 --route router.json"""
 
 
 @opens_model
@@ -50,7 +52,9 @@ def serve(
         help="Maximum sequences in a batch; by default what memory has room for, up to 256 on a GPU and 16 on a CPU.",
     ),
     route: Path | None = typer.Option(
-        None, metavar="router.toml", help="Serve a router instead of a model: clients ask for auto, auto:cheap or auto:best."
+        None,
+        metavar="router.toml|router.json",
+        help="Serve a router: clients ask for auto, auto:cheap or auto:best. With MODELs a router.json is enough; --keep 1: they take turns.",
     ),
     engine: str = typer.Option("windlass", metavar="windlass|vllm", help="Inference engine."),
     launch: Launch = typer.Option(),

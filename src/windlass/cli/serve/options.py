@@ -51,8 +51,16 @@ class ServeOptions(Frozen):
 
 
 def check_options(options: ServeOptions) -> None:
-    if bool(options.models) == (options.route is not None):
-        raise BadInput("name a model to serve, or a router with --route router.toml; one of them, not both")
+    if not options.models and options.route is None:
+        raise BadInput("name a model to serve, or a router with --route router.toml")
+    if options.route is not None and options.route.suffix == ".json" and len(options.models) < 2:
+        raise BadInput(
+            "--route router.json needs the models that it was fitted to: windlass serve small=A large=B --route router.json"
+        )
+    if options.route is not None and (options.lora or options.engine != "windlass"):
+        raise BadInput(
+            "--lora and --engine are for models that are served without --route; a router's models may be such servers"
+        )
     if options.engine != "windlass" and (len(options.models) > 1 or options.lora):
         raise BadInput("several models and --lora are for --engine windlass")
     if len(options.models) > 1 and (options.plan is not None or options.name or not options.launch.is_single):

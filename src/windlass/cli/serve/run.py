@@ -42,7 +42,7 @@ def start(options: ServeOptions) -> int:
         if options.route is not None:
             from windlass.cli.serve.route import route_opener
 
-            routed = route_opener(options.route, options.launch)
+            routed = route_opener(options.route, options.launch, given, options.keep)
             return _Run(settings, lambda run: _app_of_one(settings, routed, None, options.page, run), options, port).serve(
                 listening
             )

@@ -34,7 +34,7 @@ def app_of_several(options: ServeOptions, settings: ServerSettings, given: Seque
     offered: list[OfferedModel] = []
     for one, adapters in zip(given, adapters_of(options.lora, given), strict=True):
         path = runnable_files(one.model, shown=True)
-        name = one.name or (path.resolve().name if path.is_dir() else path.stem)
+        name = one.name or own_name(path)
         if name in {other.name for other in offered}:
             raise BadInput(f"two models are named {name}; name one of them: OTHER={one.model}")
         opener, _ = local(options, path, adapters)
@@ -51,6 +51,10 @@ def app_of_several(options: ServeOptions, settings: ServerSettings, given: Seque
     return make_app_of_several(
         offered, settings, room, idle_seconds=options.unload_after, page=options.page, write_file=write_atomically
     )
+
+
+def own_name(path: Path) -> str:
+    return path.resolve().name if path.is_dir() else path.stem
 
 
 def _memory(options: ServeOptions) -> int | None:

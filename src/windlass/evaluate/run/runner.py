@@ -71,6 +71,7 @@ class Runner:
         self._expected_usd = _mean_usd(self._waiting, {one.task.name: one.task for one in prepared}, how.price)
         self._num_in_flight = self._num_unsynced = 0
         self._begin = self._last = time.monotonic()
+        self._syncing: asyncio.Task[None] | None = None
         self.is_stopped_by_budget = False
 
     def _asking_of(self, one: Prepared) -> Asking:
@@ -98,6 +99,7 @@ class Runner:
         except* Error as errors:
             raise _first(errors) from None
         finally:
+            await self._synced()
             self._journal.sync()
         return self._have
 
@@ -184,7 +186,14 @@ class Runner:
         self._num_unsynced += 1
         if self._num_unsynced >= SYNC_EVERY:
             self._num_unsynced = 0
-            await asyncio.to_thread(self._journal.sync)
+            await self._synced()  # the one before; nobody waits for this one, so that the server stays full
+            self._syncing = asyncio.create_task(asyncio.to_thread(self._journal.sync))
+
+    async def _synced(self) -> None:
+        """A disk that is full is heard of here."""
+        task, self._syncing = self._syncing, None
+        if task is not None:
+            await task
 
 
 def _mean_usd(waiting: Sequence[Item], tasks: Mapping[str, Task], price: Price) -> float:

@@ -6,6 +6,7 @@ single model is preferred unless another is better by so much; -1 takes it alway
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 ALWAYS_BEST, ALWAYS_CHEAPEST = -1.0, 1.0
 NUM_POINTS = 100
+BLOCK_POINTS = 16
 
 
 def choose(chances: NDArray[np.float64], best: int, tolerance: float) -> NDArray[np.int64]:
@@ -40,20 +42,36 @@ class Path:
     """What every tolerance would have chosen."""
 
     tolerances: NDArray[np.float64]
-    choices: NDArray[np.int16]
+    choices: NDArray[np.uint8]
     """[rows, tolerances]"""
 
-    def taken(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """The chosen models' values: [rows, tolerances]."""
-        found = np.zeros(self.choices.shape, dtype=np.float32)
+    def blocks(self) -> Iterator[slice]:
+        """Of tolerances, so that values of all rows and all tolerances are never in memory together."""
+        for first in range(0, len(self.tolerances), BLOCK_POINTS):
+            yield slice(first, min(first + BLOCK_POINTS, len(self.tolerances)))
+
+    def taken(self, values: NDArray[np.float64], points: slice) -> NDArray[np.float32]:
+        """The chosen models' values: [rows, points]."""
+        choices = self.choices[:, points]
+        found = np.zeros(choices.shape, dtype=np.float32)
         for model in range(values.shape[1]):  # no index array of 8 bytes an entry
-            np.copyto(found, values[:, [model]].astype(np.float32), where=self.choices == model)
+            np.copyto(found, values[:, [model]].astype(np.float32), where=choices == model)
+        return found
+
+    def means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of the values that are known, for every tolerance; NaN where none is."""
+        found = np.full(len(self.tolerances), np.nan)
+        for points in self.blocks():
+            taken = self.taken(values, points)
+            known = ~np.isnan(taken)
+            sums, counts = np.where(known, taken, 0.0).sum(axis=0, dtype=np.float64), known.sum(axis=0)
+            np.divide(sums, counts, out=found[points], where=counts > 0)
         return found
 
 
 def walk(chances: NDArray[np.float64], best: int) -> Path:
     steps = tolerances(chances, best)
-    chosen = np.empty((len(chances), len(steps)), dtype=np.int16)
+    chosen = np.empty((len(chances), len(steps)), dtype=np.uint8)
     for place, step in enumerate(steps):
         chosen[:, place] = choose(chances, best, float(step))
     return Path(steps, chosen)

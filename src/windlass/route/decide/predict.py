@@ -12,6 +12,7 @@ from windlass.route.decide.router_file import RouterFile
 from windlass.route.features.nearest import NUM_COLUMNS, likely
 from windlass.route.features.ngrams import NUM_FEATURES, counted
 from windlass.route.features.shape import expanded, shape_of
+from windlass.route.features.sparse import MAX_COUNT, TERM
 
 
 class Prediction(Frozen):
@@ -50,7 +51,7 @@ class PromptPredictor:
     def predict(self, text: str) -> Prediction:
         found = counted(text)
         features = np.fromiter(found.keys(), np.int64, len(found))
-        amounts = 1.0 + np.log(np.fromiter(found.values(), np.float64, len(found)))
+        amounts = TERM[np.minimum(np.fromiter(found.values(), np.int64, len(found)), MAX_COUNT)].astype(np.float64)
         rarity = self._rarity[features]
         novelty = float(amounts[rarity == 0].sum() / max(amounts.sum(), 1e-9))
         values = amounts * rarity

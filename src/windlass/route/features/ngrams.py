@@ -9,7 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
-from windlass.route.features.sparse import Sparse
+from windlass.route.features.sparse import MAX_COUNT, Sparse
 from windlass.route.features.text import looked_at
 
 BITS = 18
@@ -36,12 +36,11 @@ def counted(text: str) -> dict[int, int]:
 
 
 def counts_of(texts: Sequence[str]) -> Sparse:
-    """Rows of 1 + log(count): the tenth occurrence of a word says less than the first (sublinear term frequency)."""
-    ends, features, counts = [0], array("i"), array("i")
+    ends, features, counts = [0], array("i"), bytearray()
     for text in texts:
         found = counted(text)
         features.extend(found.keys())
-        counts.extend(found.values())
+        counts.extend(min(count, MAX_COUNT) for count in found.values())
         ends.append(len(features))
-    values = 1.0 + np.log(np.array(counts, dtype=np.float32))
-    return Sparse(np.array(ends, dtype=np.int64), np.array(features, dtype=np.int32), values.astype(np.float32), NUM_FEATURES)
+    ends = np.array(ends, dtype=np.int64)
+    return Sparse(ends, np.frombuffer(features, np.int32), np.frombuffer(counts, np.uint8), NUM_FEATURES)  # no copies

@@ -53,7 +53,14 @@ def shapes_of(texts: Sequence[str]) -> NDArray[np.float64]:
     return np.array([shape_of(text) for text in texts]).reshape(len(texts), NUM_SHAPE)
 
 
-def expanded(shapes: NDArray[np.float64], mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> NDArray[np.float64]:
+def expanded(shapes: NDArray[np.float64], mean: NDArray[np.float64], deviation: NDArray[np.float64]) -> NDArray[np.float32]:
     """In standard deviations, and their squares: difficulty may grow with length and fall again."""
-    units = np.clip((shapes - mean) / deviation, -MAX_DEVIATIONS, MAX_DEVIATIONS)
-    return SHAPE_SCALE * np.concatenate([units, units * units - 1.0], axis=-1)
+    found = np.empty((*shapes.shape[:-1], 2 * shapes.shape[-1]), dtype=np.float32)
+    units, squares = found[..., : shapes.shape[-1]], found[..., shapes.shape[-1] :]
+    np.subtract(shapes, mean, out=units, casting="same_kind")
+    np.divide(units, deviation, out=units, casting="same_kind")
+    np.clip(units, -MAX_DEVIATIONS, MAX_DEVIATIONS, out=units)
+    np.multiply(units, units, out=squares)
+    squares -= 1.0
+    found *= SHAPE_SCALE
+    return found

@@ -20,6 +20,8 @@ NUM_STEPS = 25
 def fit_confident(answers: Sequence[Answer], models: Sequence[str]) -> tuple[Confident, ...]:
     """Of models whose answers have confidences (`windlass eval --confidence`) and are not all right or all wrong."""
     found: list[Confident] = []
+    if not any(answer.confidence for answer in answers):
+        return ()
     scores = {(answer.model, answer.group, answer.id or answer.prompt): answer.score for answer in answers}
     for place, model in enumerate(models):
         mine = [answer for answer in answers if answer.model == model and answer.confidence]

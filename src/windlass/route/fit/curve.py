@@ -74,8 +74,9 @@ def with_intervals(
     if found is None:
         return None
     random, gains, steps = np.random.default_rng(seed), large - small, _steps(order)
-    _, which = np.unique(np.array(clusters if clusters is not None else range(len(order))), return_inverse=True)
-    count = int(which.max()) + 1
+    numbers: dict[Hashable, int] = {}
+    which = np.array([numbers.setdefault(one, len(numbers)) for one in (range(len(order)) if clusters is None else clusters)])
+    count = len(numbers)
     drawn = [
         _weighted(steps, gains, random.multinomial(count, np.full(count, 1 / count)).astype(np.float64)[which])
         for _ in range(NUM_RESAMPLES)

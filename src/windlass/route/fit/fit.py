@@ -13,9 +13,9 @@ from windlass.errors import BadInput
 from windlass.route.decide.path import Path, walk
 from windlass.route.decide.router_file import FORMAT, PathPoint, RoutedModel, RouterFile, pack
 from windlass.route.features.ngrams import BITS
-from windlass.route.fit.cross_validate import HeldOut, choose_penalties, cross_validate, folds_of
-from windlass.route.fit.encode import Raw, read
-from windlass.route.fit.floor import FloorCheck, Margins, cheapest_that_holds, check_floor, margins
+from windlass.route.fit.cross_validate import HeldOut, cross_validate, leave_out_groups
+from windlass.route.fit.encode import read
+from windlass.route.fit.floor import FloorCheck, Margins, cheapest_that_holds, check_floor
 from windlass.route.fit.model import SHARE_OF_SOURCES, Predictor, fit_predictor
 from windlass.route.tables.table import Table
 
@@ -58,26 +58,23 @@ class Fitted:
     router: RouterFile
 
 
-NUM_STEPS = 17
-"""How often `done` is called: five folds, three times, and two more."""
+NUM_STEPS = 12
+"""How often `done` is called: five folds, twice, and two more."""
 
 
 def fit(table: Table, options: FitOptions, done: Done = lambda: None) -> Fitted:
     raw = read(table.prompts)
     done()
-    folds = folds_of(table, "prompts", options.seed)
-    penalties, penalty = choose_penalties(table, raw, folds, done)
-    held = cross_validate(table, raw, folds, penalties, "equal prompts together", done)
-    by_groups = _by_groups(table, raw, penalty, options.seed, done) if table.has_groups else None
-    path, best = walk(held.chances, table.best), table.best
-    found = margins(path, table.scores, best, options.floor)
-    every = np.ones(len(table), dtype=np.float32)
-    chosen = cheapest_that_holds(found, every, options.confidence)
+    held, penalty = cross_validate(table, raw, options.seed, done)
+    by_groups = leave_out_groups(table, raw, penalty, options.seed, done) if table.has_groups else None
+    [predictor] = fit_predictor(raw, np.ones(len(table), dtype=np.bool_), table.groups, table.scores, (penalty,))
+    path = walk(held.chances, table.best)
+    found = Margins(path, table.scores, table.best, options.floor)
+    chosen = _calibrated(found, options.confidence)
     if chosen is None:
         raise _unreachable(path, table, options)
-    crossed = _crossed(found, path, held.fold, options.confidence)
-    check = check_floor(found, path, table.scores, best, options.confidence, options.seed)
-    predictor = fit_predictor(raw, table.groups, table.scores, penalty)
+    crossed = _crossed(found, held.fold, options.confidence)
+    check = check_floor(found, options.confidence, options.seed)
     done()
     router = _router(table, held, path, chosen, predictor, options)
     return Fitted(table, held, by_groups, path, chosen, crossed, check, options, router)
@@ -88,8 +85,7 @@ def _unreachable(path: Path, table: Table, options: FitOptions) -> BadInput:
     low, high = 1.0, options.floor  # the best model itself is always as good as itself
     for _ in range(20):
         middle = (low + high) / 2
-        found = margins(path, table.scores, table.best, middle)
-        holds = cheapest_that_holds(found, np.ones(len(table), dtype=np.float32), options.confidence) is not None
+        holds = _calibrated(Margins(path, table.scores, table.best, middle), options.confidence) is not None
         low, high = (middle, high) if holds else (low, middle)
     best = table.models[table.best]
     return BadInput(
@@ -98,19 +94,18 @@ def _unreachable(path: Path, table: Table, options: FitOptions) -> BadInput:
     )
 
 
-def _crossed(found: Margins, path: Path, fold: NDArray[np.int64], confidence: float) -> NDArray[np.int64]:
-    chosen = np.zeros(len(fold), dtype=np.int64)
-    for number in np.unique(fold):
-        mine = fold == number
-        place = cheapest_that_holds(found, (~mine).astype(np.float32), confidence) or 0
-        chosen[mine] = path.choices[mine, place]
+def _calibrated(found: Margins, confidence: float) -> int | None:
+    """On all rows."""
+    [chosen] = cheapest_that_holds(found, np.ones((1, len(found.scores)), dtype=np.float32), confidence)
     return chosen
 
 
-def _by_groups(table: Table, raw: Raw, penalty: float, seed: int, done: Done) -> HeldOut:
-    """With the penalty of the router that is kept: it is to be told how that one does with new groups."""
-    folds = folds_of(table, "groups", seed)
-    return cross_validate(table, raw, folds, [penalty] * len(folds), "whole groups left out", done)
+def _crossed(found: Margins, fold: NDArray[np.int64], confidence: float) -> NDArray[np.int64]:
+    chosen, numbers = np.zeros(len(fold), dtype=np.int64), np.unique(fold)
+    others = np.stack([(fold != number).astype(np.float32) for number in numbers])
+    for number, place in zip(numbers, cheapest_that_holds(found, others, confidence), strict=True):
+        chosen[fold == number] = found.path.choices[fold == number, place or 0]
+    return chosen
 
 
 def _mean(values: NDArray[np.float64]) -> float | None:
@@ -118,16 +113,19 @@ def _mean(values: NDArray[np.float64]) -> float | None:
     return float(known.mean()) if known.size else None
 
 
+def _known(value: np.float64) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
 def _points(table: Table, path: Path) -> tuple[PathPoint, ...]:
-    scores, costs = path.taken(table.scores).mean(axis=0), path.taken(table.costs).mean(axis=0)
-    seconds, joules = path.taken(table.seconds), path.taken(table.joules)
+    scores, costs, seconds, joules = (path.means(values) for values in (table.scores, table.costs, table.seconds, table.joules))
     found: list[PathPoint] = []
     for place, tolerance in enumerate(path.tolerances):
         share = np.bincount(path.choices[:, place], minlength=len(table.models)) / len(table)
         found.append(
             PathPoint(
                 tolerance=float(tolerance), score=float(scores[place]), cost=float(costs[place]),
-                seconds=_mean(seconds[:, place].astype(float)), joules=_mean(joules[:, place].astype(float)),
+                seconds=_known(seconds[place]), joules=_known(joules[place]),
                 share=dict(zip(table.models, share.tolist(), strict=True)),
             )
         )  # fmt: skip
@@ -143,16 +141,16 @@ def _router(table: Table, held: HeldOut, path: Path, chosen: int, predictor: Pre
         )
         for i, name in enumerate(table.models)
     )  # fmt: skip
-    sources, used = predictor.sources, np.flatnonzero(predictor.encoder.rarity)
+    sources, encoded = predictor.sources, predictor.encoded
+    used = np.flatnonzero(encoded.rarity)
     return RouterFile(
         format=FORMAT, models=models, best=table.best, tolerance=float(path.tolerances[chosen]), floor=options.floor,
         confidence=options.confidence, cost_unit=table.cost_unit, num_prompts=len(table), bits=BITS,
         penalty=predictor.penalty, share_of_sources=SHARE_OF_SOURCES if sources is not None else 0.0,
-        columns=pack(used, "<i4"),
-        rarity=pack(predictor.encoder.rarity[used]), mean=tuple(predictor.encoder.mean.tolist()),
-        deviation=tuple(predictor.encoder.deviation.tolist()), bias=tuple(predictor.linear.bias.tolist()),
-        words=pack(predictor.linear.words[:, used]), shape=pack(predictor.linear.shape, "<f8"),
+        columns=pack(encoded.raw.features[used], "<i4"), rarity=pack(encoded.rarity[used]), mean=tuple(encoded.mean.tolist()),
+        deviation=tuple(encoded.deviation.tolist()), bias=tuple(predictor.linear.bias.tolist()),
+        words=pack(predictor.linear.weights[:, used]), shape=pack(predictor.linear.weights[:, encoded.num_words :], "<f8"),
         max_novelty=float(np.quantile(held.novelty, UNLIKE_QUANTILE)), path=_points(table, path),
         mean_chance=float(taken.mean()), low_chance=float(np.quantile(taken, 0.05)),
-        centroids=None if sources is None else pack(sources.centroids), means=None if sources is None else pack(sources.means, "<f8"),
+        centroids=None if sources is None else pack(sources.centroids.T), means=None if sources is None else pack(sources.means, "<f8"),
     )  # fmt: skip

@@ -11,7 +11,6 @@ went as badly as it can is added to the data, as conformal risk control does (ar
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -22,8 +21,10 @@ from windlass.core.model import Frozen
 from windlass.route.decide.path import Path
 
 NUM_SPLITS = 200
+BLOCK_SPLITS = 25
 ROUNDING = 1e-6
 """Scores along a path are kept in 32 bits."""
+Weights = NDArray[np.float32]
 
 
 class FloorCheck(Frozen):
@@ -39,29 +40,32 @@ class FloorCheck(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """`score - floor x score of the best model` along a path: [rows, tolerances]."""
+    """`score - floor x score of the best model` along a path."""
 
-    values: NDArray[np.float32]
-    squares: NDArray[np.float32]
+    path: Path
+    scores: NDArray[np.float64]
+    best: int
     floor: float
-    argmax: int
-    """The number of the tolerance 0."""
 
-    def lower_bounds(self, weights: NDArray[np.float32], confidence: float) -> NDArray[np.float64]:
-        """`weights`: 1 for rows that count."""
-        count = float(weights.sum()) + 1.0
-        means = (weights @ self.values - self.floor) / count
-        squares = (weights @ self.squares + self.floor**2) / count
-        deviations = np.sqrt(np.maximum(squares - means**2, 0.0) * count / (count - 1))
-        quantile = t_quantile((1 + confidence) / 2, int(count) - 1)
-        return means - quantile * deviations * math.sqrt(2.0 / count)
+    @property
+    def argmax(self) -> int:
+        """The number of the tolerance 0."""
+        return int(np.argmin(np.abs(self.path.tolerances)))
 
-
-def margins(path: Path, scores: NDArray[np.float64], best: int, floor: float) -> Margins:
-    values = path.taken(scores) - np.float32(floor) * scores[:, [best]].astype(np.float32)
-    values = values.astype(np.float32)
-    argmax = int(np.argmin(np.abs(path.tolerances)))
-    return Margins(values, (values * values).astype(np.float32), floor, argmax)
+    def lower_bounds(self, weights: Weights, confidence: float) -> NDArray[np.float64]:
+        """[splits, tolerances]. `weights`: [splits, rows], 1 for rows that count."""
+        counts = weights.sum(axis=1, keepdims=True, dtype=np.float64) + 1.0
+        sums = np.zeros((len(weights), len(self.path.tolerances)))
+        squares = np.zeros_like(sums)
+        asked = np.float32(self.floor) * self.scores[:, [self.best]].astype(np.float32)
+        for points in self.path.blocks():
+            values = self.path.taken(self.scores, points) - asked
+            sums[:, points], squares[:, points] = weights @ values, weights @ (values * values)
+        means = (sums - self.floor) / counts
+        squares = (squares + self.floor**2) / counts
+        deviations = np.sqrt(np.maximum(squares - means**2, 0.0) * counts / (counts - 1))
+        quantiles = np.array([[t_quantile((1 + confidence) / 2, int(count) - 1)] for count in counts[:, 0]])
+        return means - quantiles * deviations * np.sqrt(2.0 / counts)
 
 
 def t_quantile(confidence: float, freedom: int) -> float:
@@ -71,17 +75,17 @@ def t_quantile(confidence: float, freedom: int) -> float:
     return z + first / v + second / v**2
 
 
-def cheapest_that_holds(found: Margins, weights: NDArray[np.float32], confidence: float) -> int | None:
-    """The number of a tolerance. None: nothing holds it (a floor above 1).
+def cheapest_that_holds(found: Margins, weights: Weights, confidence: float) -> list[int | None]:
+    """Of each split, the number of a tolerance. None: nothing holds it (a floor above 1).
 
     Two walks towards the cheapest model: from the best model always, and from the best chance of each prompt, which may be better than
     any one model. Each may err with half of the probability that is allowed, since bounds are two-sided.
     """
     holds = found.lower_bounds(weights, confidence) >= 0
     if found.floor <= 1.0:
-        holds[0] = True  # the best model is always as good as itself, however little data there is
-    ends = [_last_that_holds(holds, start) for start in (0, found.argmax) if holds[start]]
-    return max(ends, default=None)
+        holds[:, 0] = True  # the best model is always as good as itself, however little data there is
+    starts = (0, found.argmax)
+    return [max((_last_that_holds(one, start) for start in starts if one[start]), default=None) for one in holds]
 
 
 def _last_that_holds(holds: NDArray[np.bool_], start: int) -> int:
@@ -94,31 +98,23 @@ def ratio_of(score: float, best: float) -> float:
     return score / best if best > 0 else 1.0
 
 
-def check_floor(
-    found: Margins,
-    path: Path,
-    scores: NDArray[np.float64],
-    best: int,
-    confidence: float,
-    seed: int = 0,
-    num_splits: int = NUM_SPLITS,
-) -> FloorCheck:
+def check_floor(found: Margins, confidence: float, seed: int = 0, num_splits: int = NUM_SPLITS) -> FloorCheck:
     random, missed, ratios = np.random.default_rng(seed), 0, list[float]()
     shares, cheap = list[float](), list[float]()
-    is_best = path.choices == best
-    is_cheapest = path.choices == 0
-    taken = path.taken(scores)
-    for _ in range(num_splits):
-        in_first = (random.permutation(len(scores)) % 2 == 0).astype(np.float32)
-        chosen = cheapest_that_holds(found, in_first, confidence)
-        if chosen is None:  # nothing is promised, so nothing is missed
-            continue
-        others = in_first == 0
-        ratio = ratio_of(float(taken[others, chosen].mean()), float(scores[others, best].mean()))
-        missed += ratio < found.floor - ROUNDING
-        ratios.append(ratio)
-        shares.append(float(is_best[others, chosen].mean()))
-        cheap.append(float(is_cheapest[others, chosen].mean()))
+    scores, best = found.scores, found.best
+    for first in range(0, num_splits, BLOCK_SPLITS):
+        count = min(BLOCK_SPLITS, num_splits - first)
+        weights = np.stack([(random.permutation(len(scores)) % 2 == 0).astype(np.float32) for _ in range(count)])
+        for in_first, chosen in zip(weights, cheapest_that_holds(found, weights, confidence), strict=True):
+            if chosen is None:  # nothing is promised, so nothing is missed
+                continue
+            others = np.flatnonzero(in_first == 0)
+            choices = found.path.choices[others, chosen].astype(np.int64)
+            ratio = ratio_of(float(scores[others, choices].mean()), float(scores[others, best].mean()))
+            missed += ratio < found.floor - ROUNDING
+            ratios.append(ratio)
+            shares.append(float((choices == best).mean()))
+            cheap.append(float((choices == 0).mean()))
     return FloorCheck(
         num_splits=num_splits, num_missed=missed, mean_share_of_best=float(np.mean(shares or [1.0])),
         mean_cheap_share=float(np.mean(cheap or [0.0])), worst_ratio=min(ratios, default=1.0),

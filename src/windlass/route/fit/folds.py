@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
@@ -23,7 +24,9 @@ def clusters_of(prompts: Sequence[str], groups: Sequence[str], by: By) -> list[H
     """Rows that must not be separated: a question repeated in training would be known by heart."""
     if by == "groups":
         return list(groups)
-    return [" ".join(prompt.lower().split()) for prompt in prompts]
+    return [
+        blake2b(" ".join(prompt.lower().split()).encode("utf-8", "surrogatepass"), digest_size=16).digest() for prompt in prompts
+    ]
 
 
 def make_folds(clusters: Sequence[Hashable], num_folds: int = NUM_FOLDS, seed: int = 0) -> list[Fold]:

@@ -1,4 +1,4 @@
-"""The predictor of a router: each model's chance of being right, from the prompt alone. Its penalty is chosen on held-out rows."""
+"""The predictor of a router: each model's chance of being right, from the prompt alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.route.fit.encode import Encoder, Raw, learn
-from windlass.route.fit.folds import Fold
+from windlass.route.fit.encode import Encoded, Mask, Raw, encode
 from windlass.route.fit.ridge import Linear, fit_ridge
 from windlass.route.fit.sources import Sources, fit_sources
 
@@ -21,37 +20,26 @@ held-out rows was no better than this (docs/log.md)."""
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    encoder: Encoder
+    encoded: Encoded
     linear: Linear
     sources: Sources | None
     penalty: float
 
-    def predict(self, raw: Raw) -> NDArray[np.float64]:
-        """[prompts, models]. A little below 0 or above 1 too: cutting them off would lose which of two prompts gains more."""
-        encoded = self.encoder.encode(raw)
-        found = self.linear.predict(encoded)
-        if self.sources is not None:
-            found = (1 - SHARE_OF_SOURCES) * found + SHARE_OF_SOURCES * self.sources.predict(encoded.words)
-        return found
+    def predict(self, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[rows, models]. A little below 0 or above 1 too: cutting them off would lose which of two prompts gains more."""
+        by_source = None if self.sources is None else self.sources.predict(self.encoded, numbers)
+        return mixed(self.linear.predict(self.encoded)[numbers], by_source)
 
 
-def fit_predictor(raw: Raw, groups: Sequence[str], scores: NDArray[np.float64], penalty: float) -> Predictor:
-    encoder = learn(raw)
-    encoded = encoder.encode(raw)
-    return Predictor(encoder, fit_ridge(encoded, scores, penalty), fit_sources(encoded.words, groups, scores), penalty)
+def mixed(by_words: NDArray[np.float64], by_source: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    return by_words if by_source is None else (1 - SHARE_OF_SOURCES) * by_words + SHARE_OF_SOURCES * by_source
 
 
-def selection_errors(raw: Raw, scores: NDArray[np.float64], fold: Fold) -> NDArray[np.float64]:
-    """For each penalty, the regression's squared error on the fold's held-out rows, of the gain of the best model over another one."""
-    gains = _gains(scores)
-    encoder = learn(raw.rows(fold.train))
-    train, held = encoder.encode(raw.rows(fold.train)), encoder.encode(raw.rows(fold.held_out))
-    found = [fit_ridge(train, gains[fold.train], penalty).predict(held) for penalty in PENALTIES]
-    return np.array([float(((gains[fold.held_out] - one) ** 2).sum()) for one in found])
-
-
-def _gains(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of the best model over the one cheapest other, as one column: enough to choose a penalty, however many models there are."""
-    best = int(np.argmax(scores.mean(axis=0)))
-    other = 0 if best else 1
-    return (scores[:, best] - scores[:, other])[:, None]
+def fit_predictor(
+    raw: Raw, is_train: Mask, groups: Sequence[str], scores: NDArray[np.float64], penalties: Sequence[float]
+) -> list[Predictor]:
+    """One for each penalty; they share what does not depend on it."""
+    encoded = encode(raw, is_train)
+    sources = fit_sources(encoded, is_train, groups, scores)
+    linears = fit_ridge(encoded, is_train, scores, penalties)
+    return [Predictor(encoded, one, sources, penalty) for one, penalty in zip(linears, penalties, strict=True)]

@@ -1,17 +1,19 @@
-"""Ridge regression on n-grams and shape, by conjugate gradients: a dozen products with the rows, no matrix of features is made.
+"""Ridge regression on n-grams and shape, by conjugate gradients: a few dozen products with the rows, no matrix of features is made.
 
 One output for each model. With one penalty for all of them the difference of two outputs is exactly the regression of the *gain*
-of one model over the other, which is what a router has to predict.
+of one model over the other, which is what a router has to predict. Several penalties cost the products of one: all of them search the
+same Krylov space (Jegerlehner, Krylov space solvers for shifted linear systems, hep-lat/9612014).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.route.fit.encode import Encoded
+from windlass.route.fit.encode import Encoded, Mask, Vector
 
 MAX_STEPS = 30
 TOLERANCE = 1e-4
@@ -21,50 +23,72 @@ TOLERANCE = 1e-4
 @dataclass(frozen=True, slots=True)
 class Linear:
     bias: NDArray[np.float64]
-    words: NDArray[np.float32]
-    """[outputs, features]"""
-    shape: NDArray[np.float64]
-    """[outputs, columns of the shape]"""
+    weights: Vector
+    """[outputs, words and then the columns of the shape]"""
 
     def predict(self, encoded: Encoded) -> NDArray[np.float64]:
         """[rows, outputs]"""
-        by_words = np.stack([encoded.words.times(weights) for weights in self.words], axis=1)
-        return self.bias + by_words + encoded.shape @ self.shape.T
+        return self.bias + np.stack([encoded.times(one) for one in self.weights], axis=1)
 
 
-def fit_ridge(encoded: Encoded, targets: NDArray[np.float64], penalty: float) -> Linear:
-    """`targets`: [rows, outputs]."""
-    bias = targets.mean(axis=0)
-    used = np.flatnonzero(encoded.words.num_rows_with())
-    within = Encoded(encoded.words.with_columns(used), encoded.shape)
-    solved = [_solve(within, column, penalty) for column in (targets - bias).T]
-    words = np.zeros((len(solved), encoded.words.num_columns), dtype=np.float32)
-    words[:, used] = np.stack([one[0] for one in solved])
-    return Linear(bias, words, np.stack([one[1] for one in solved]))
+def fit_ridge(encoded: Encoded, is_train: Mask, targets: NDArray[np.float64], penalties: Sequence[float]) -> list[Linear]:
+    """`targets`: [rows, outputs], of which those of the mask count. One regression for each penalty."""
+    bias = targets[is_train].mean(axis=0)
+    size = encoded.num_words + encoded.shape.shape[1]
+    found = np.zeros((len(penalties), targets.shape[1], size), dtype=np.float32)
+    for number, column in enumerate((targets - bias).T):
+        target = np.where(is_train, column, 0.0).astype(np.float32)
+        _solve(encoded, is_train, target, penalties, found[:, number])
+    return [Linear(bias, weights) for weights in found]
 
 
-def _solve(encoded: Encoded, target: NDArray[np.float64], penalty: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Conjugate gradients on (X'X + penalty) w = X'y (Hestenes and Stiefel, 1952)."""
-    num_words = encoded.words.num_columns
-    residual = _transposed(encoded, target)
-    weights, direction = np.zeros_like(residual), residual.copy()
-    square = first = float(residual @ residual)
+@dataclass(slots=True)
+class _Shifted:
+    """The system with a larger penalty. Its residual is `scale` times that of the first."""
+
+    shift: float
+    weights: Vector
+    direction: Vector
+    scale: float = 1.0
+    before: float = 1.0
+    """The scale of the last step."""
+    step: float = 0.0
+
+    def move(self, step: float, last_step: float, turn: float) -> None:
+        lower = step * turn * (self.before - self.scale) + self.before * last_step * (1 + self.shift * step)
+        after = self.scale * self.before * last_step / lower
+        self.step = step * after / self.scale
+        self.weights += np.float32(self.step) * self.direction
+        self.before, self.scale = self.scale, after
+
+    def turn(self, residual: Vector, step: float, turn: float) -> None:
+        self.direction *= np.float32(turn * self.scale * self.step / (self.before * step))
+        self.direction += np.float32(self.scale) * residual
+
+
+def _solve(encoded: Encoded, is_train: Mask, target: Vector, penalties: Sequence[float], out: Iterable[Vector]) -> None:
+    """Conjugate gradients on (X'X + penalty) w = X'y (Hestenes and Stiefel, 1952), from the smallest penalty. `out`: zeros."""
+    residual, least = encoded.transposed_times(target), min(penalties)
+    every = [_Shifted(penalty - least, weights, residual.copy()) for penalty, weights in zip(penalties, out, strict=True)]
+    first = every[penalties.index(least)]
+    square = start = float(residual @ residual)
+    step, turn = 1.0, 0.0
     for _ in range(MAX_STEPS):
-        if square <= TOLERANCE * first or square == 0.0:
+        if square <= TOLERANCE * start or square == 0.0:
             break
-        product = _transposed(encoded, _times(encoded, direction)) + penalty * direction
-        step = square / float(direction @ product)
-        weights += step * direction
-        residual -= step * product
+        product = _product(encoded, is_train, first.direction, least)
+        last_step, step = step, square / float(first.direction @ product)
+        for one in every:
+            one.move(step, last_step, turn)
+        product *= np.float32(step)
+        residual -= product
         square, before = float(residual @ residual), square
-        direction = residual + (square / before) * direction
-    return weights[:num_words], weights[num_words:]
+        turn = square / before
+        for one in every:
+            one.turn(residual, step, turn)
 
 
-def _times(encoded: Encoded, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    num_words = encoded.words.num_columns
-    return encoded.words.times(weights[:num_words]) + encoded.shape @ weights[num_words:]
-
-
-def _transposed(encoded: Encoded, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.concatenate([encoded.words.transposed_times(rows), encoded.shape.T @ rows])
+def _product(encoded: Encoded, is_train: Mask, weights: Vector, penalty: float) -> Vector:
+    found = encoded.transposed_times(np.where(is_train, encoded.times(weights), np.float32(0.0)))
+    found += np.float32(penalty) * weights
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 
 import msgspec
 
@@ -51,6 +51,8 @@ class Arm:
         self._seconds = known.seconds
         self._grams_per_joule = co2_kg(energy_kwh(1.0, 1000.0 / JOULES_PER_KWH), grid(settings.region).grams_per_kwh) * 1000.0
         self.is_loaded: Callable[[], bool] = lambda: True
+        self.enter: Callable[[], AbstractAsyncContextManager[Client]] | None = None
+        """Of a model that is not always loaded."""
 
     @property
     def name(self) -> str:
@@ -104,11 +106,13 @@ class Arm:
         self._seconds = seconds if self._seconds is None else (1 - RECENT) * self._seconds + RECENT * seconds
 
     async def stream(self, request: Request, silent_seconds: float) -> AsyncGenerator[Delta, None]:
-        """Its deltas. `silent_seconds`: without any, it counts as failed. The breaker hears how it went."""
+        """Its deltas. `silent_seconds`: without any, it counts as failed. The breaker hears how it went. Time in which the model
+        was not even loaded is not its silence."""
         self.breaker.starts()
-        began = time.monotonic()
         try:
-            async with aclosing(self.client.generate(msgspec.structs.replace(request, model=""))) as deltas:
+            async with AsyncExitStack() as stack:
+                client, asked = await self._entered(stack, request)
+                deltas, began = await stack.enter_async_context(aclosing(client.generate(asked))), time.monotonic()
                 while True:
                     delta = await _next(deltas, silent_seconds, self.name)
                     if delta is None:
@@ -129,6 +133,20 @@ class Arm:
         except BaseException:
             self.breaker.abandoned()
             raise
+
+    async def _entered(self, stack: AsyncExitStack, request: Request) -> tuple[Client, Request]:
+        """The client, once it is its turn, and what is left of the deadline."""
+        asked = msgspec.structs.replace(request, model="")
+        if self.enter is None:
+            return self.client, asked
+        began, deadline = time.monotonic(), request.deadline_seconds
+        try:
+            async with asyncio.timeout(deadline):
+                client = await stack.enter_async_context(self.enter())
+        except TimeoutError:
+            raise Late(f"the deadline passed before {self.name} was loaded") from None
+        left = None if deadline is None else max(deadline - (time.monotonic() - began), 0.001)
+        return client, msgspec.structs.replace(asked, deadline_seconds=left)
 
 
 async def _next(deltas: AsyncGenerator[Delta, None], seconds: float, name: str) -> Delta | None:

@@ -22,6 +22,7 @@ from windlass.route.operate.arm import Arm
 from windlass.route.operate.cascade import Cascade, RunTests
 from windlass.route.operate.counters import Counters
 from windlass.route.operate.drift import DriftWatch
+from windlass.route.operate.gate import SwapGate
 from windlass.route.operate.log import DecisionLog, LogLine
 from windlass.route.operate.memory import Bounded, Pinned, conversation_key, is_cacheable, is_continued, repeat_key
 from windlass.route.operate.settings import RouteSettings
@@ -46,8 +47,9 @@ class RouterClient:
         run_tests: RunTests | None = None,
         notify: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        gate: SwapGate | None = None,
     ) -> None:
-        self.router, self.settings, self.arms = router, settings, arms
+        self.router, self.settings, self.arms, self.gate = router, settings, arms, gate
         self.counters = Counters()
         self.drift = DriftWatch(router.low_chance)
         self._predictor, self._log, self._run_tests, self._notify, self._clock = (
@@ -143,6 +145,8 @@ class RouterClient:
         situation = self._situation(prediction, self._policy(variant))
         decision = decide(situation)
         self.counters.abstained += decision.is_abstained
+        if variant == AUTO:
+            self.counters.decisions[decision.model] += 1
         if all(
             one.is_available for one in situation.candidates
         ):  # else the choice says more about the models than about the prompts
@@ -159,6 +163,14 @@ class RouterClient:
             others = tuple(name for name in (decision.model, *decision.then) if name != pinned)
             return "sticky", Decision(model=pinned, reason="the model of this conversation", then=others), None
         return "decided", decision, situation
+
+    def expected_share(self) -> Mapping[str, float]:
+        """Of each model, on the data that the router was fitted to; empty where the policy goes by more than the fitted path."""
+        policy, path = self.settings.policy, self.router.path
+        if policy.kind in ("budget", "latency", "co2") or not path:
+            return {}
+        tolerance = tolerance_for(policy, self.router.tolerance, path, None)
+        return min(path, key=lambda point: abs(point.tolerance - tolerance)).share
 
     def _policy(self, variant: str) -> Policy:
         given = self.settings.policy

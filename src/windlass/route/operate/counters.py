@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 class Counters:
     requests: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """By model that answered and how it was chosen."""
+    decisions: Counter[str] = field(default_factory=Counter[str])
+    """By the model that was chosen, of requests that left it to the router."""
     failures: Counter[str] = field(default_factory=Counter[str])
     """Attempts that failed, by model."""
     fallbacks: int = 0

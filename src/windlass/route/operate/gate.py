@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 
 from windlass.core.client import Client
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores
-from windlass.route.decide.swaps import Waiting, next_request, wait_until
+from windlass.route.decide.swaps import Arrivals, Waiting, hold_seconds, next_request, wait_until
 
 Open = Callable[[], Awaitable[Client]]
 
@@ -23,6 +23,8 @@ class SwapGate:
     def __init__(self, openers: Mapping[str, Open], max_wait_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._openers, self._max_wait, self._clock = openers, max_wait_seconds, clock
         self._queue: list[tuple[Waiting, asyncio.Future[Client]]] = []
+        self._arrivals = Arrivals()
+        self._timer: asyncio.TimerHandle | None = None
         self._inside = self._number = 0
         self._client: Client | None = None
         self.loaded: str | None = None
@@ -38,6 +40,7 @@ class SwapGate:
         self._number += 1
         waiting = Waiting(number=self._number, model=model, arrived=self._clock())
         self._queue.append((waiting, turn))
+        self._arrivals.add(model, waiting.arrived)
         self._admit()
         try:
             client = await turn
@@ -52,10 +55,9 @@ class SwapGate:
         finally:
             self._leave()
 
-    @property
-    def _linger(self) -> float:
-        """As long as a swap takes."""
-        return self.load_seconds / self.num_swaps if self.num_swaps else 0.0
+    def _hold_seconds(self, queue: Sequence[Waiting]) -> float:
+        each = self.load_seconds / self.num_swaps if self.num_swaps else 0.0
+        return hold_seconds(queue, self.loaded, self._arrivals, each, self._max_wait)
 
     def _leave(self) -> None:
         self._inside -= 1
@@ -64,11 +66,14 @@ class SwapGate:
     def _admit(self) -> None:
         """Lets in everybody whose turn it is. Who waits for another model comes after those inside have left."""
         while not self._is_swapping and self._queue and not self._is_closed:
-            queue, linger = [waiting for waiting, _ in self._queue], self._linger
+            queue = [waiting for waiting, _ in self._queue]
+            linger = self._hold_seconds(queue)
             chosen = next_request(queue, self.loaded, self._clock(), self._max_wait, linger)
             if chosen is None:
                 left = wait_until(queue, self.loaded, self._max_wait, linger) - self._clock()
-                asyncio.get_running_loop().call_later(max(left, 0.001), self._admit)
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = asyncio.get_running_loop().call_later(max(left, 0.001), self._admit)
                 return
             if chosen.model != self.loaded or self._client is None:
                 if self._inside == 0:
@@ -103,6 +108,8 @@ class SwapGate:
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -118,20 +125,28 @@ class GatedClient:
         self._gate, self._model = gate, model
 
     @property
+    def gate(self) -> SwapGate:
+        return self._gate
+
+    @property
     def is_loaded(self) -> bool:
         return self._gate.loaded == self._model
 
+    def enter(self) -> AbstractAsyncContextManager[Client]:
+        """The model itself, once it is its turn."""
+        return self._gate.enter(self._model)
+
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
-        async with self._gate.enter(self._model) as client, aclosing(client.generate(request)) as deltas:
+        async with self.enter() as client, aclosing(client.generate(request)) as deltas:
             async for delta in deltas:
                 yield delta
 
     async def score(self, request: ScoreRequest) -> Scores:
-        async with self._gate.enter(self._model) as client:
+        async with self.enter() as client:
             return await client.score(request)
 
     async def info(self) -> Info:
-        async with self._gate.enter(self._model) as client:
+        async with self.enter() as client:
             return await client.info()
 
     async def close(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -86,8 +87,6 @@ class RouteSettings(Frozen, forbid_unknown_fields=True):
     """JSONL of decisions, beside this file."""
     log_prompts: bool = False
     """Needed to refit from the log."""
-    slots: int = 1
-    """How many of the models that are not resident are loaded at a time."""
     max_wait_seconds: float = 60.0
     """After which a request for a model that is not loaded lets no others pass."""
 
@@ -98,11 +97,35 @@ class RouteSettings(Frozen, forbid_unknown_fields=True):
         for field, name in (("shadow", self.shadow), ("cascade.first", self.cascade.first if self.cascade else "")):
             if name and name not in names:
                 raise BadInput(f"{field} names {name!r}, which is not among [[models]]: {', '.join(names)}")
-        if self.first_token_seconds <= 0 or self.slots < 1 or self.max_wait_seconds < 0:
-            raise BadInput("first_token_seconds must be positive, slots at least 1 and max_wait_seconds at least 0")
+        if self.first_token_seconds <= 0 or self.max_wait_seconds < 0:
+            raise BadInput("first_token_seconds must be positive and max_wait_seconds at least 0")
 
 
-def read_settings(path: Path) -> RouteSettings:
+def read_settings(path: Path, given: Mapping[str, str] = MappingProxyType({}), keep: int | None = None) -> RouteSettings:
+    """`given`: models of the command line, by name; with them a router.json is enough. `keep`: how many of them are loaded at a time."""
+    if path.suffix == ".json":
+        models = tuple(ModelSettings(name=name, at=at) for name, at in given.items())
+        return _kept(RouteSettings(router=path.name, models=models), given, keep)
+    settings = _read_toml(path)
+    known = [model.name for model in settings.models]
+    for name in given:
+        if name not in known:
+            raise BadInput(f"{path} has no model {name}; it has {', '.join(known)}: name those of the command line NAME=MODEL")
+    models = tuple(msgspec.structs.replace(one, at=given.get(one.name, one.at)) for one in settings.models)
+    return _kept(msgspec.structs.replace(settings, models=models), given, keep)
+
+
+def _kept(settings: RouteSettings, given: Mapping[str, str], keep: int | None) -> RouteSettings:
+    """Models of this machine take turns if fewer are to be loaded than there are."""
+    if keep is None or keep >= len(given):
+        return settings
+    if keep > 1:
+        raise BadInput(f"--keep is {keep}; behind a router models take turns one at a time (--keep 1), or all are loaded")
+    models = (msgspec.structs.replace(one, resident=one.resident and one.name not in given) for one in settings.models)
+    return msgspec.structs.replace(settings, models=tuple(models))
+
+
+def _read_toml(path: Path) -> RouteSettings:
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -9,6 +9,7 @@ import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from sys import intern
 
 import msgspec
 
@@ -69,6 +70,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 def read_jsonl(lines: Iterable[bytes], where: str) -> Iterator[Answer]:
+    known: dict[str, str] = {}  # a prompt is in memory once, however many models answered it
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -77,7 +79,8 @@ def read_jsonl(lines: Iterable[bytes], where: str) -> Iterator[Answer]:
                 continue
             found = _DECODER.decode(line)
             yield Answer(
-                prompt=found.prompt, model=found.model, score=float(found.score), id=str(found.id), group=found.group,
+                prompt=known.setdefault(found.prompt, found.prompt), model=intern(found.model), score=float(found.score),
+                id=str(found.id), group=intern(found.group),
                 cost=found.cost, seconds=found.seconds, joules=found.joules, prompt_tokens=found.prompt_tokens,
                 answer_tokens=found.answer_tokens, confidence=found.confidence,
             )  # fmt: skip
@@ -117,11 +120,12 @@ def read_wide_csv(lines: Iterable[str], where: str, group: str) -> Iterator[Answ
     for number, row in enumerate(reader, 2):
         if len(row) != len(head):
             raise BadInput(f"{where}, row {number}: {len(row)} columns, not the {len(head)} of the first line")
-        source = group if group_at is None else row[group_at]
+        source = group if group_at is None else intern(row[group_at])
+        id = f"{group}:{number}"
         for place, model in models:
             if row[place].strip():
                 score = _score(row[place], f"{where}, row {number}, column {model}")
-                yield Answer(prompt=row[prompt_at], model=model, score=score, group=source, id=f"{group}:{number}")
+                yield Answer(prompt=row[prompt_at], model=model, score=score, group=source, id=id)
 
 
 def _score(text: str, where: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,9 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 MIN_PROMPTS = 30
 """Fewer say nothing about a model: the interval of a share is wider than 35 points."""
+MAX_MODELS = 255
+FIELDS = ("score", "cost", "seconds", "joules", "answer_tokens")
+"""In the order of a table's arrays."""
 PRICED_BY_RANK = "calls, in steps from the cheapest model to the dearest (the table has no costs)"
 
 
@@ -65,20 +68,25 @@ def make_table(
 ) -> Table:
     """`models`: which of them, cheapest first; empty: all, ordered by cost. `prices`: dollars per million prompt and answer tokens."""
     names = _names(answers, models)
-    by_prompt = _by_prompt(answers, names)
-    whole = [key for key, found in by_prompt.items() if len(found) == len(names)]
-    _check_overlap(by_prompt, whole, names)
-    shape = (len(whole), len(names))
-    arrays = {field: np.full(shape, np.nan) for field in ("score", "cost", "seconds", "joules", "answer_tokens")}
-    for row, key in enumerate(whole):
-        for column, name in enumerate(names):
-            some = by_prompt[key][name]
-            for field, array in arrays.items():
-                array[row, column] = _mean([_value(one, field, prices) for one in some])
-    first = [next(iter(by_prompt[key].values()))[0] for key in whole]
+    first = _first_of_prompts(answers, set(names))
+    rows, columns = {_key(one): row for row, one in enumerate(first)}, {name: column for column, name in enumerate(names)}
+    sums, counts = np.zeros((len(FIELDS), len(rows), len(names))), np.zeros((len(FIELDS), len(rows), len(names)), dtype=np.int32)
+    for one in answers:
+        if one.model in columns:
+            row, column = rows[_key(one)], columns[one.model]
+            for place, field in enumerate(FIELDS):
+                value = _value(one, field, prices)
+                if value is not None:
+                    sums[place, row, column] += value
+                    counts[place, row, column] += 1
+    is_answered = counts[0] > 0
+    whole = np.flatnonzero(is_answered.all(axis=1))
+    _check_overlap(is_answered, len(whole), names)
+    sums, counts = sums[:, whole], counts[:, whole]
+    means = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
     table = Table(
-        tuple(one.prompt for one in first), tuple(one.group for one in first), tuple(names),
-        arrays["score"], arrays["cost"], arrays["seconds"], arrays["joules"], arrays["answer_tokens"], num_dropped=len(by_prompt) - len(whole),
+        tuple(first[row].prompt for row in whole), tuple(first[row].group for row in whole), tuple(names),
+        *means, num_dropped=len(first) - len(whole),
     )  # fmt: skip
     return _ordered(_priced(table, bool(prices)), is_fixed=bool(models))
 
@@ -93,25 +101,34 @@ def _names(answers: Sequence[Answer], wanted: Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(wanted)) or sorted(counts)
     if len(names) < 2:
         raise BadInput(f"only {names[0]} has answers here; a router needs the answers of two models or more to the same prompts")
+    if len(names) > MAX_MODELS:
+        raise BadInput(
+            f"the tables have {len(names)} models, at most {MAX_MODELS} can be routed between; choose some with --models"
+        )
     return names
 
 
-def _by_prompt(answers: Sequence[Answer], names: Sequence[str]) -> dict[tuple[str, str], dict[str, list[Answer]]]:
-    kept, known = defaultdict[tuple[str, str], dict[str, list[Answer]]](dict), set(names)
+def _key(answer: Answer) -> tuple[str, str]:
+    return answer.group, answer.id or answer.prompt
+
+
+def _first_of_prompts(answers: Sequence[Answer], names: set[str]) -> list[Answer]:
+    """One answer of every prompt, in the order of the tables."""
+    found: dict[tuple[str, str], Answer] = {}
     for answer in answers:
-        if answer.model in known:
-            key = (answer.group, answer.id or answer.prompt)
-            kept[key].setdefault(answer.model, []).append(answer)
-    return dict(kept)
+        if answer.model in names:
+            found.setdefault(_key(answer), answer)
+    return list(found.values())
 
 
-def _check_overlap(by_prompt: Mapping[Any, Mapping[str, Any]], whole: Sequence[Any], names: Sequence[str]) -> None:
-    if len(whole) >= MIN_PROMPTS:
+def _check_overlap(is_answered: Bools, num_whole: int, names: Sequence[str]) -> None:
+    if num_whole >= MIN_PROMPTS:
         return
-    counts = ", ".join(f"{name} {sum(name in found for found in by_prompt.values()):,}" for name in names)
-    fewest = min(names, key=lambda name: sum(name in found for found in by_prompt.values()))
+    counts = is_answered.sum(axis=0).tolist()
+    shown = ", ".join(f"{name} {count:,}" for name, count in zip(names, counts, strict=True))
+    fewest = names[counts.index(min(counts))]
     raise BadInput(
-        f"{len(whole)} prompts have answers of all models, at least {MIN_PROMPTS} are needed (answered: {counts}); "
+        f"{num_whole} prompts have answers of all models, at least {MIN_PROMPTS} are needed (answered: {shown}); "
         f"evaluate {fewest} on the same questions, or leave it out with --models"
     )
 
@@ -121,11 +138,6 @@ def _value(answer: Answer, field: str, prices: Mapping[str, tuple[float, float]]
         for_prompt, for_answer = prices[answer.model]
         return (answer.prompt_tokens * for_prompt + answer.answer_tokens * for_answer) / 1e6
     return getattr(answer, field)
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else float("nan")
 
 
 def _priced(table: Table, by_tokens: bool) -> Table:
