@@ -6,7 +6,7 @@ import base64
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from msgspec import UNSET
@@ -48,22 +48,59 @@ async def embeddings(service: Service, scope: Scope, receive: Receive, send: Sen
     await send_json(send, EmbeddingResponse(data=data, model=service.model, usage=usage))
 
 
-def inputs_of(given: str | list[Any]) -> list[dict[str, Any]]:
-    """As an EmbedRequest's `prompt` or `token_ids`."""
-    if isinstance(given, str):
-        return [{"prompt": given}]
-    kinds: set[Any] = {type(entry) for entry in given}
-    if len(kinds) != 1:
-        raise invalid("input", "is empty" if not kinds else "mixes strings and token ids; use one kind")
-    if kinds == {int}:
-        return [{"token_ids": tuple(given)}]
+Pieces = str | tuple[str | int, ...]
+"""One text: a string, or token ids with strings between them."""
+
+
+def inputs_of(given: str | dict[str, Any] | list[Any]) -> list[Pieces]:
+    """A list that begins with a token id, or has one beside strings, is one text."""
+    if isinstance(given, str | dict):
+        return [_pieces(given, "input")]
+    if not given:
+        raise invalid("input", "is empty")
+    if any(isinstance(entry, int) for entry in given):
+        return [_pieces(given, "input")]
     if len(given) > MAX_INPUTS:
         raise invalid("input", f"has {len(given)} entries; at most {MAX_INPUTS} are allowed per request")
-    return [{"prompt": entry} if isinstance(entry, str) else {"token_ids": tuple(entry)} for entry in given]
+    return [_pieces(entry, f"input[{number}]") for number, entry in enumerate(given)]
+
+
+def _pieces(entry: str | dict[str, Any] | list[Any], where: str) -> Pieces:
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, list):
+        if not all(isinstance(one, str | int) for one in entry):
+            raise invalid(where, "mixes token ids with whole texts; use one kind")
+        return tuple(entry)
+    if set(entry) == {"prompt_string"} and isinstance(entry["prompt_string"], str):
+        return entry["prompt_string"]
+    parts: Any = entry.get("content")
+    if set(entry) != {"content"} or not isinstance(parts, list) or not parts:
+        raise invalid(where, "should have `prompt_string`, or `content` with text parts")
+    return "".join(_text_part(part, f"{where}.content[{number}]") for number, part in enumerate(cast(list[Any], parts)))
+
+
+def _text_part(part: Any, where: str) -> str:
+    found: dict[str, Any] = cast(dict[str, Any], part) if isinstance(part, dict) else {}
+    if found.get("type") != "text" or not isinstance(found.get("text"), str):
+        raise unsupported(where, "is not a text; only texts are embedded")
+    return found["text"]
+
+
+async def _given(service: Service, pieces: Pieces) -> dict[str, Any]:
+    """As an EmbedRequest's `prompt` or `token_ids`."""
+    if isinstance(pieces, str):
+        return {"prompt": pieces}
+    if not any(isinstance(one, str) for one in pieces):
+        return {"token_ids": pieces}
+    client, ids = tokenizer_of(service), list[int]()
+    for one in pieces:
+        ids += await client.tokenize(one, special=False) if isinstance(one, str) else [one]
+    return {"token_ids": tuple(ids)}
 
 
 async def embed_all(
-    service: Service, inputs: Sequence[dict[str, Any]], pooling: Any, scope: Scope, receive: Receive, body: object
+    service: Service, inputs: Sequence[Pieces], pooling: Any, scope: Scope, receive: Receive, body: object
 ) -> list[Embedding]:
     """One after another, in one place of the queue: other requests go on between them. Those that were made before the client
     disconnected are counted."""
@@ -73,8 +110,9 @@ async def embed_all(
     try:
         with admitted_tokens(service, caller.share), naming_params(body):
             async with interruptible(receive, service.settings.deadline_seconds):
-                for given in inputs:
-                    found.append(await client.embed(EmbedRequest(**given, pooling=pooling)))  # noqa: PERF401 - kept if a later one fails
+                for pieces in inputs:
+                    given = await _given(service, pieces)
+                    found.append(await client.embed(EmbedRequest(**given, pooling=pooling)))
     finally:
         service.charge(caller.key, [Usage(prompt_tokens=one.num_tokens, completion_tokens=0) for one in found])
     return found

@@ -11,7 +11,8 @@ from windlass import __version__
 from windlass.serve.api.caller import caller_of
 from windlass.serve.api.embeddings import embed_all, inputs_of, unit_vector
 from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
-from windlass.serve.api.translations import chat_of_count, check_ollama_model
+from windlass.serve.api.interrupt import interruptible
+from windlass.serve.api.translations import chat_of_count, check_ollama_model, responses_chat
 from windlass.serve.backend.stored_responses import StoredResponse
 from windlass.serve.http import errors
 from windlass.serve.http.asgi import send_response
@@ -21,7 +22,11 @@ from windlass.wire.decode import decode
 from windlass.wire.messages import from_messages, from_tools
 from windlass.wire.ollama.schema import OllamaEmbedRequest, OllamaModelRequest
 from windlass.wire.ollama.writer import NDJSON, now
+from windlass.wire.responses.schema import ResponsesRequest
+from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.errors import ApiError, invalid, unsupported
+from windlass.wire.schema.tokens import InputTokens
+from windlass.wire.server.requests import naming_params
 
 NEVER = "9999-12-31T23:59:59Z"
 
@@ -66,11 +71,36 @@ def _with_id(item: dict[str, Any], place: int) -> dict[str, Any]:
 async def count_tokens(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     body = decode(await ready_body(service, scope, receive), CountTokensRequest)
     service.check_model(body.model)
-    client, chat = tokenizer_of(service), chat_of_count(body)
     with admitted_tokens(service, caller_of(scope).share):
-        messages, tools = from_messages(chat.messages), from_tools(chat.tools or ())
-        tokens = await (client.tokenize(messages, tools) if tools else client.tokenize(messages))
-    await send_json(send, CountTokensResponse(input_tokens=len(tokens)))
+        async with interruptible(receive, service.settings.deadline_seconds):
+            count = await _count(service, chat_of_count(body))
+    await send_json(send, CountTokensResponse(input_tokens=count))
+
+
+async def count_response(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """Of a response that would be created."""
+    body = decode(await ready_body(service, scope, receive), ResponsesRequest)
+    service.check_model(body.model)
+    await _send_count(service, responses_chat(service, body, caller_of(scope)), scope, receive, send, "response.input_tokens")
+
+
+async def count_chat(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    body = decode(await ready_body(service, scope, receive), ChatRequest)
+    service.check_model(body.model)
+    await _send_count(service, body, scope, receive, send, "chat.completion.input_tokens")
+
+
+async def _send_count(service: Service, chat: ChatRequest, scope: Scope, receive: Receive, send: Send, kind: str) -> None:
+    with admitted_tokens(service, caller_of(scope).share), naming_params(chat):
+        async with interruptible(receive, service.settings.deadline_seconds):
+            count = await _count(service, chat)
+    await send_json(send, InputTokens(object=kind, input_tokens=count))
+
+
+async def _count(service: Service, chat: ChatRequest) -> int:
+    client = tokenizer_of(service)
+    messages, tools = from_messages(chat.messages), from_tools(chat.tools or ())
+    return len(await (client.tokenize(messages, tools) if tools else client.tokenize(messages)))
 
 
 # --- Ollama's --------------------------------------------------------------------------------------------------------

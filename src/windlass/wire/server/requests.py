@@ -260,8 +260,12 @@ def _of_format(format: ResponseFormat) -> Constraint | None:
     if given != expected:
         name = f"response_format.{next(iter(given ^ expected))}"
         raise invalid(name, "is missing" if expected - given else f"is not valid with the type {format.type}")
+    if format.schema is not None and format.type != "json_object":
+        raise invalid("response_format.schema", f"is not valid with the type {format.type}")
     if format.type == "text":
         return None
+    if format.schema is not None:
+        return Constraint(kind="json_schema", value=_text(format.schema))
     if format.json_schema is not None:
         if format.json_schema.schema is None:
             raise invalid("response_format.json_schema.schema", "is missing")
