@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from windlass.core.client import Embeds, Tokenizes
 from windlass.core.request import Embedding, EmbedRequest, ScoreRequest, Usage
+from windlass.errors import TooLong
 from windlass.serve.api.caller import Caller, caller_of
 from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
 from windlass.serve.api.interrupt import interruptible
@@ -29,7 +30,7 @@ from windlass.wire.schema.embeddings import (
     RerankResult,
 )
 from windlass.wire.schema.errors import ApiError, invalid, unsupported
-from windlass.wire.server.requests import naming_params
+from windlass.wire.server.requests import TOO_LONG, naming_params, too_long_message
 
 MAX_INPUTS = 256
 
@@ -111,11 +112,18 @@ async def embed_all(
         with admitted_tokens(service, caller.share), naming_params(body):
             async with interruptible(receive, service.settings.deadline_seconds):
                 for pieces in inputs:
-                    given = await _given(service, pieces)
-                    found.append(await client.embed(EmbedRequest(**given, pooling=pooling)))
+                    found.append(await _embedding(service, client, pieces, pooling))  # noqa: PERF401 - kept if a later one fails
     finally:
         service.charge(caller.key, [Usage(prompt_tokens=one.num_tokens, completion_tokens=0) for one in found])
     return found
+
+
+async def _embedding(service: Service, client: Embeds, pieces: Pieces, pooling: Any) -> Embedding:
+    try:
+        return await client.embed(EmbedRequest(**await _given(service, pieces), pooling=pooling))
+    except TooLong as error:
+        message = too_long_message(str(error), service.info.context_tokens)
+        raise ApiError(f"the input is too large: {message}", param="input", code=TOO_LONG) from None
 
 
 def _embeds(service: Service) -> Embeds:
