@@ -33,6 +33,7 @@ from windlass.wire.schema.errors import ApiError, invalid, unsupported
 from windlass.wire.server.requests import TOO_LONG, naming_params, too_long_message
 
 MAX_INPUTS = 256
+"""Of one request; and strings between token ids of one text, each of which is tokenized by itself."""
 
 
 async def embeddings(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,6 +73,8 @@ def _pieces(entry: str | dict[str, Any] | list[Any], where: str) -> Pieces:
     if isinstance(entry, list):
         if not all(isinstance(one, str | int) for one in entry):
             raise invalid(where, "mixes token ids with whole texts; use one kind")
+        if sum(isinstance(one, str) for one in entry) > MAX_INPUTS:
+            raise invalid(where, f"has more than {MAX_INPUTS} strings between token ids")
         return tuple(entry)
     if set(entry) == {"prompt_string"} and isinstance(entry["prompt_string"], str):
         return entry["prompt_string"]
