@@ -229,7 +229,7 @@ def test_a_disk_that_is_full_fails_the_batch_only(tmp_path: Path, monkeypatch: p
     async def test(http: httpx.AsyncClient) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(BatchStore, "partial", lambda *_: Path("/dev/full"))
-            patched.setattr(BatchStore, "results", lambda *_: [])
+            patched.setattr(BatchStore, "_lines", lambda *_: [])
             patched.setattr(BatchStore, "drop_half_line", lambda *_: None)
             assert (await ended(http, await started(http, lines(line(0), line(1)))))["status"] == "failed"
         assert (await ended(http, await started(http, lines(line(0)))))["status"] == "completed"
