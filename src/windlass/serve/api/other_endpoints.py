@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ from windlass import __version__
 from windlass.serve.api.caller import caller_of
 from windlass.serve.api.embeddings import embed_all, inputs_of, unit_vector
 from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
+from windlass.serve.api.generate import LARGE_BYTES
 from windlass.serve.api.interrupt import interruptible
 from windlass.serve.api.translations import chat_of_count, check_ollama_model, responses_chat
 from windlass.serve.backend.stored_responses import StoredResponse
@@ -26,7 +29,7 @@ from windlass.wire.responses.schema import ResponsesRequest
 from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.errors import ApiError, invalid, unsupported
 from windlass.wire.schema.tokens import InputTokens
-from windlass.wire.server.requests import naming_params
+from windlass.wire.server.requests import check_fits, naming_params
 
 NEVER = "9999-12-31T23:59:59Z"
 
@@ -69,38 +72,49 @@ def _with_id(item: dict[str, Any], place: int) -> dict[str, Any]:
 
 
 async def count_tokens(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await ready_body(service, scope, receive), CountTokensRequest)
-    service.check_model(body.model)
-    with admitted_tokens(service, caller_of(scope).share):
-        async with interruptible(receive, service.settings.deadline_seconds):
-            count = await _count(service, chat_of_count(body))
-    await send_json(send, CountTokensResponse(input_tokens=count))
+    def chat(raw: bytes) -> ChatRequest:
+        return chat_of_count(decode(raw, CountTokensRequest))
+
+    await send_json(send, CountTokensResponse(input_tokens=await _count(service, scope, receive, chat)))
+
+
+# --- OpenAI's --------------------------------------------------------------------------------------------------------
 
 
 async def count_response(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """Of a response that would be created."""
-    body = decode(await ready_body(service, scope, receive), ResponsesRequest)
-    service.check_model(body.model)
-    await _send_count(service, responses_chat(service, body, caller_of(scope)), scope, receive, send, "response.input_tokens")
+
+    def chat(raw: bytes) -> ChatRequest:
+        return responses_chat(service, decode(raw, ResponsesRequest), caller_of(scope))
+
+    count = await _count(service, scope, receive, chat)
+    await send_json(send, InputTokens(object="response.input_tokens", input_tokens=count))
 
 
 async def count_chat(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await ready_body(service, scope, receive), ChatRequest)
-    service.check_model(body.model)
-    await _send_count(service, body, scope, receive, send, "chat.completion.input_tokens")
+    count = await _count(service, scope, receive, lambda raw: decode(raw, ChatRequest))
+    await send_json(send, InputTokens(object="chat.completion.input_tokens", input_tokens=count))
 
 
-async def _send_count(service: Service, chat: ChatRequest, scope: Scope, receive: Receive, send: Send, kind: str) -> None:
-    with admitted_tokens(service, caller_of(scope).share), naming_params(chat):
-        async with interruptible(receive, service.settings.deadline_seconds):
-            count = await _count(service, chat)
-    await send_json(send, InputTokens(object=kind, input_tokens=count))
-
-
-async def _count(service: Service, chat: ChatRequest) -> int:
+async def _count(service: Service, scope: Scope, receive: Receive, chat: Callable[[bytes], ChatRequest]) -> int:
+    """Tokens of a prompt. As in generation, a large body is read in a thread."""
+    raw = await ready_body(service, scope, receive)
     client = tokenizer_of(service)
-    messages, tools = from_messages(chat.messages), from_tools(chat.tools or ())
-    return len(await (client.tokenize(messages, tools) if tools else client.tokenize(messages)))
+    with admitted_tokens(service, caller_of(scope).share):
+        async with interruptible(receive, service.settings.deadline_seconds):
+            if len(raw) < LARGE_BYTES:
+                messages, tools = _prompt(service, chat(raw))
+            else:
+                with service.body_reader.held(len(raw)):
+                    messages, tools = await asyncio.to_thread(lambda: _prompt(service, chat(raw)))
+            return len(await (client.tokenize(messages, tools) if tools else client.tokenize(messages)))
+
+
+def _prompt(service: Service, chat: ChatRequest) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    service.check_model(chat.model)
+    check_fits("messages", len(chat.messages), service.limits)
+    with naming_params(chat):
+        return list(from_messages(chat.messages)), list(from_tools(chat.tools or ()))
 
 
 # --- Ollama's --------------------------------------------------------------------------------------------------------

@@ -170,4 +170,4 @@ def renaming(params: Mapping[str, str]) -> Generator[None]:
 
 def chat_of_count(body: Any) -> ChatRequest:
     """For counting: the messages and tools of a chat."""
-    return ChatRequest(messages=anthropic.chat_messages(body), tools=anthropic.chat_tools(body))
+    return ChatRequest(model=body.model, messages=anthropic.chat_messages(body), tools=anthropic.chat_tools(body))
