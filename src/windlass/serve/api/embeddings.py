@@ -37,17 +37,23 @@ MAX_INPUTS = 256
 
 
 async def embeddings(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await ready_body(service, scope, receive), EmbeddingRequest)
+    raw = await ready_body(service, scope, receive)
+    body, inputs = await service.body_reader.parsed(raw, _embedding_request)
     service.check_model(body.model)
     if body.truncate_prompt_tokens is not None:
         raise unsupported("truncate_prompt_tokens", "is not supported: inputs are never truncated")
-    found = await embed_all(service, inputs_of(body.input), body.pooling or "last", scope, receive, body)
+    found = await embed_all(service, inputs, body.pooling or "last", scope, receive, body)
     vectors = [unit_vector(one.vector, body.dimensions) for one in found]
     is_packed = body.encoding_format == "base64"
     data = [EmbeddingEntry(index=index, embedding=_base64(one) if is_packed else one) for index, one in enumerate(vectors)]
     count = sum(one.num_tokens for one in found)
     usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
     await send_json(send, EmbeddingResponse(data=data, model=service.model, usage=usage))
+
+
+def _embedding_request(raw: bytes) -> tuple[EmbeddingRequest, list[Pieces]]:
+    body = decode(raw, EmbeddingRequest)
+    return body, inputs_of(body.input)
 
 
 Pieces = str | tuple[str | int, ...]
@@ -155,13 +161,14 @@ def _base64(vector: Sequence[float]) -> str:
 
 async def rerank(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """By query likelihood: exp of the mean log-probability of the query's tokens after the document (arXiv 2204.07496)."""
-    body = decode(await ready_body(service, scope, receive), RerankRequest)
+    raw = await ready_body(service, scope, receive)
+    body = await service.body_reader.parsed(raw, lambda raw: decode(raw, RerankRequest))
     service.check_model(body.model)
     if body.max_tokens_per_doc is not None:
         raise unsupported("max_tokens_per_doc", "is not supported: documents are never truncated")
+    if len(body.documents) > MAX_INPUTS:
+        raise invalid("documents", f"has {len(body.documents)} entries; at most {MAX_INPUTS} are allowed per request")
     texts = [_text(document, f"documents[{number}]") for number, document in enumerate(body.documents)]
-    if len(texts) > MAX_INPUTS:
-        raise invalid("documents", f"has {len(texts)} entries; at most {MAX_INPUTS} are allowed per request")
     caller, client = caller_of(scope), tokenizer_of(service)
     service.check_quota(caller.key)
     scores: list[tuple[float, int]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from windlass import __version__
 from windlass.serve.api.caller import caller_of
 from windlass.serve.api.embeddings import embed_all, inputs_of, unit_vector
 from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
-from windlass.serve.api.generate import LARGE_BYTES
 from windlass.serve.api.interrupt import interruptible
 from windlass.serve.api.translations import chat_of_count, check_ollama_model, responses_chat
 from windlass.serve.backend.stored_responses import StoredResponse
@@ -97,16 +95,12 @@ async def count_chat(service: Service, scope: Scope, receive: Receive, send: Sen
 
 
 async def _count(service: Service, scope: Scope, receive: Receive, chat: Callable[[bytes], ChatRequest]) -> int:
-    """Tokens of a prompt. As in generation, a large body is read in a thread."""
+    """Tokens of a prompt."""
     raw = await ready_body(service, scope, receive)
     client = tokenizer_of(service)
     with admitted_tokens(service, caller_of(scope).share):
         async with interruptible(receive, service.settings.deadline_seconds):
-            if len(raw) < LARGE_BYTES:
-                messages, tools = _prompt(service, chat(raw))
-            else:
-                with service.body_reader.held(len(raw)):
-                    messages, tools = await asyncio.to_thread(lambda: _prompt(service, chat(raw)))
+            messages, tools = await service.body_reader.parsed(raw, lambda raw: _prompt(service, chat(raw)))
             return len(await (client.tokenize(messages, tools) if tools else client.tokenize(messages)))
 
 
