@@ -47,7 +47,7 @@ def _copy(root: Path, source: Path, target: Path) -> int:
     try:
         real = source.resolve(strict=True)
         if not real.is_relative_to(root.resolve(strict=True)):
-            raise BadInput(f"has a {name} that links to outside of the server's --lora-dir")
+            raise BadInput(f"has an {name} that links to outside of the server's --lora-dir")
         # not blocking: a named pipe would be waited for
         opened = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, RuntimeError):
@@ -55,9 +55,9 @@ def _copy(root: Path, source: Path, target: Path) -> int:
     with os.fdopen(opened, "rb") as reader:
         found = os.fstat(opened)
         if not stat.S_ISREG(found.st_mode):
-            raise BadInput(f"has a {name} that is not a plain file")
+            raise BadInput(f"has an {name} that is not a plain file")
         if found.st_size > MAX_BYTES[name]:
-            raise BadInput(f"has a {name} of {format_bytes(found.st_size)}; at most {format_bytes(MAX_BYTES[name])} are taken")
+            raise BadInput(f"has an {name} of {format_bytes(found.st_size)}; at most {format_bytes(MAX_BYTES[name])} are taken")
         try:
             with target.open("xb") as writer:
                 return _copy_bytes(reader.fileno(), writer.fileno(), found.st_size)
