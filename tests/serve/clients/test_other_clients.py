@@ -41,6 +41,6 @@ def test_the_open_responses_specification() -> None:
     from windlass.core.launch import Launch
     from windlass.engine.client.client import open_client
 
-    launch = Launch(model=str(find_bundled("tiny-glm")), device="cpu", context_tokens=1024)
+    launch = Launch(model=str(find_bundled("tiny-glm")), device="cpu")
     with running(lambda: open_client(launch), model="tiny-glm", stuck_seconds=60.0) as server:
         assert "6 of 6 passed" in ran("open_responses.py", server.url)
