@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +31,7 @@ from windlass.serve.backend.residency import MemoryRoom
 from windlass.serve.batch.endpoints import Batching
 from windlass.serve.batch.files import FileStore, WriteFile
 from windlass.serve.http import errors
+from windlass.serve.lora.runtime import AdapterHost, RuntimeAdapters
 from windlass.serve.monitor.log import Log
 from windlass.serve.routing.routes import ROUTES
 from windlass.serve.service import Service
@@ -46,6 +50,8 @@ class OfferedModel(Frozen):
     """What it will take in memory, as far as that is known before it is loaded."""
     sampling: Sampling = Sampling()
     adapters: tuple[tuple[str, str], ...] = ()
+    adapter_host: AdapterHost | None = None
+    """With it and a folder for them, adapters can be loaded at run time."""
 
 
 def make_app(
@@ -85,7 +91,18 @@ def make_app_of_several(
     for one in group:
         one.group, one.models = tuple(group), models
     first.metrics.add_models(models)
+    for one, model in zip(group, offered, strict=True):
+        _allow_adapters(one, model.adapter_host)
     return _app(first, page, write_file)
+
+
+def _allow_adapters(service: Service, host: AdapterHost | None) -> None:
+    """Copies of adapters lie in a folder that is removed with the server."""
+    root = service.settings.lora_folder
+    if host is not None and root:
+        kept = tempfile.mkdtemp(prefix="windlass-lora-")
+        service.runtime_adapters = RuntimeAdapters(service, host, Path(root), Path(kept))
+        weakref.finalize(service, shutil.rmtree, kept, ignore_errors=True)
 
 
 def _app(service: Service, page: bool, write_file: WriteFile | None) -> Starlette:

@@ -80,6 +80,8 @@ class Service:
         self.has_page = False
         self.adapters: dict[str, str] = dict(settings.adapters)
         """LoRA adapters by name, and where they are."""
+        self.runtime_adapters: object = None
+        """What loads and unloads adapters while the server runs (serve/lora), if it may."""
         self.started_at, self.created = time.monotonic(), int(time.time())
         self.draining = beside.draining if beside else asyncio.Event()
         """Set when the server shuts down."""

@@ -23,6 +23,8 @@ class ServerSettings(Frozen):
     """The model name clients use; empty: the engine's name for it."""
     adapters: tuple[tuple[str, str], ...] = ()
     """LoRA adapters of the model: names, and the folders that they are in."""
+    lora_folder: str = ""
+    """Where adapters may be loaded from at run time; empty: nowhere."""
     max_waiting: int = 64
     """Maximum queued sequences, beyond those that run; further requests get 429."""
     max_body_bytes: int = 8 * MIB

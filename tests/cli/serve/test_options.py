@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,3 +49,16 @@ def test_two_adapters_of_one_name() -> None:
 def test_what_contradicts_itself_is_refused(options: ServeOptions, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         check_options(options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"lora_dir": Path("nowhere")}, "is not a folder"),
+        ({"lora_dir": Path(), "engine": "vllm"}, "--lora-dir"),
+        ({"lora_dir": Path(), "plan": Path("plan.json")}, "--lora-dir"),
+    ],
+)
+def test_a_folder_of_adapters_that_cannot_be_used(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(BadInput, match=word):
+        check_options(ServeOptions(models=("m",), **changes))

@@ -204,12 +204,14 @@ class AnyOrder(RuleBasedStateMachine):
         max_tokens=st.integers(0, 12),
         scored_from=st.none() | st.integers(0, 20),
         salt=st.sampled_from(["", "", "", "salt"]),
+        priority=st.sampled_from([0, 0, 0, -2, 1]),
     )
-    def submit(self, tokens: list[int], max_tokens: int, scored_from: int | None, salt: str) -> None:
+    def submit(self, tokens: list[int], max_tokens: int, scored_from: int | None, salt: str, priority: int) -> None:
         self.count += 1
         new = sequence(
-            self.count, tokens, max_tokens, scored_from=scored_from, salt=salt, chain=salt, stop_token_ids=frozenset({9})
-        )
+            self.count, tokens, max_tokens, scored_from=scored_from, salt=salt, chain=salt, priority=priority,
+            stop_token_ids=frozenset({9}),
+        )  # fmt: skip
         if new.longest > self.scheduler.limits.longest_sequence:
             with pytest.raises(BadInput):
                 self.scheduler.submit(new)

@@ -18,8 +18,9 @@ from windlass.core.client import Broken, Busy, Unavailable
 from windlass.core.request import Delta, Request
 from windlass.errors import BadInput
 from windlass.serve.api.adapters import Caller, GenerationJob, chat_job
-from windlass.serve.api.generate import LARGE_BYTES, GenerateEndpoint
+from windlass.serve.api.generate import GenerateEndpoint
 from windlass.serve.backend.admission import DEFAULT_SECONDS
+from windlass.serve.http.body_reader import LARGE_BYTES
 from windlass.serve.service import Service
 
 pytestmark = pytest.mark.pure

@@ -276,6 +276,17 @@ def test_thinking_is_switched_and_its_budget_is_no_promise() -> None:
     assert client.requests[0].thinking is True
 
 
+def test_thinking_has_no_effect_where_no_template_can_switch_it() -> None:
+    class Plain(FakeClient):
+        def tokenizer_info(self) -> dict[str, Any]:
+            return {"chat_template": "{{ messages[0].content }}"}
+
+    client = Plain()
+    answer = posted(MESSAGES, {"max_tokens": 8, "messages": USER, "thinking": {"type": "enabled", "budget_tokens": 50}}, client)
+    assert answer.status_code == 200 and client.requests[0].thinking is None
+    assert answer.headers["windlass-unenforced"] == "thinking.type,thinking.budget_tokens"
+
+
 def test_errors_are_in_anthropics_format() -> None:
     for body, status, kind in (
         ({"messages": USER}, 400, "invalid_request_error"),
@@ -377,12 +388,28 @@ def test_embeddings_have_length_one() -> None:
         ({"input": "a", "dimensions": 4}, "dimensions"),
         ({"input": []}, "input"),
         ({"input": ""}, "input"),
-        ({"input": ["a", 1]}, "input"),
+        ({"input": [1, ["a"]]}, "input"),
+        ({"input": {"content": "a"}}, "input"),
+        ({"input": [{"content": [{"type": "image_url"}]}]}, "input[0].content[0]"),
+        ({"input": {"prompt_string": "a", "more": 1}}, "input"),
     ],
 )
 def test_what_cannot_be_embedded_is_refused_by_name(body: dict[str, Any], param: str) -> None:
     refused = posted("/v1/embeddings", body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+
+
+def test_texts_to_embed_have_many_forms() -> None:
+    mixed = [
+        "a",
+        [98, 99],
+        [100, "e"],
+        {"prompt_string": "f"},
+        {"content": [{"type": "text", "text": "g"}, {"type": "text", "text": "h"}]},
+    ]
+    answer = posted("/v1/embeddings", {"input": mixed}).json()
+    assert len(answer["data"]) == 5 and answer["usage"]["prompt_tokens"] == 1 + 2 + 2 + 1 + 2
+    assert posted("/v1/embeddings", {"input": [1, "two", 3]}).json()["usage"]["prompt_tokens"] == 5
 
 
 def test_documents_are_ranked() -> None:
@@ -408,6 +435,19 @@ def test_what_lm_eval_asks_before_it_begins() -> None:
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
+
+
+def test_tokens_of_a_response_and_of_a_chat_are_counted() -> None:
+    chat = posted("/v1/chat/completions/input_tokens", HELLO).json()
+    response = posted("/v1/responses/input_tokens", {"input": "Hello"}).json()
+    assert chat["input_tokens"] == response["input_tokens"] > 0 and response["object"] == "response.input_tokens"
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/embeddings"])
+def test_paths_without_a_version(path: str) -> None:
+    body = {**HELLO} if "chat" in path else {"input": "Hello"}
+    assert posted(path, body).status_code == 200
+    assert posted(path, body, api_keys=("alpha",)).status_code == 401
 
 
 def test_every_new_route_needs_a_key() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fake import FakeClient
 from serving import in_process
@@ -228,7 +229,7 @@ def test_a_disk_that_is_full_fails_the_batch_only(tmp_path: Path, monkeypatch: p
     async def test(http: httpx.AsyncClient) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(BatchStore, "partial", lambda *_: Path("/dev/full"))
-            patched.setattr(BatchStore, "results", lambda *_: [])
+            patched.setattr(BatchStore, "_lines", lambda *_: [])
             patched.setattr(BatchStore, "drop_half_line", lambda *_: None)
             assert (await ended(http, await started(http, lines(line(0), line(1)))))["status"] == "failed"
         assert (await ended(http, await started(http, lines(line(0)))))["status"] == "completed"
@@ -396,3 +397,52 @@ def test_batches_of_earlier_versions_are_read(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "key": 2}))
     found = store.get("a", batch.id)
     assert found is not None and found.body == batch.body
+
+
+def test_results_are_counted_once(tmp_path: Path) -> None:
+    store = BatchStore(FileStore(tmp_path, write_atomically))
+    batch = new_batch("", CHAT, "file-x", 4, None)
+    fine, bad = b'{"custom_id": "a", "error": null}\n', b'{"custom_id": "b", "error": {"code": "400"}}\n'
+    seen = b""
+    for added, counts in ((fine, (1, 0)), (b"damaged\n" + bad, (1, 1)), (fine[:9], (1, 1)), (fine[9:], (2, 1))):
+        seen += added
+        store.partial(batch).write_bytes(seen)
+        assert store.counts(batch) == counts == BatchStore(FileStore(tmp_path, write_atomically)).counts(batch)
+
+
+def test_batches_that_ended_are_forgotten_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windlass.serve.batch.batches.MAX_KEPT", 3)
+    store = BatchStore(FileStore(tmp_path, write_atomically))
+    for number in range(5):
+        batch = new_batch("me", CHAT, "file-x", 1, None)
+        status = "in_progress" if number in (0, 4) else "completed"
+        store.save(msgspec.structs.replace(batch, created_at=number, status=status))
+    store.save(msgspec.structs.replace(new_batch("you", CHAT, "file-x", 1, None), status="completed"))
+    assert store.make_room("me") == 2
+    assert sorted((batch.owner, batch.status, batch.created_at) for batch in store.all() if batch.owner == "me") == [
+        ("me", "in_progress", 0),
+        ("me", "in_progress", 4),
+    ]
+    assert sum(batch.owner == "you" for batch in store.all()) == 1
+
+
+def test_content_comes_in_pieces_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windlass.serve.batch.endpoints.PIECE_BYTES", 7)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        for data in (b"", b"1234567", b"0123456789abcdef"):
+            file = await uploaded(http, data)
+            answer = await http.get(f"/v1/files/{file}/content")
+            assert answer.content == data and answer.headers["content-length"] == str(len(data))
+
+    served(tmp_path, test)
+
+
+def test_who_has_too_many_files_starts_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(http: httpx.AsyncClient) -> None:
+        file = await uploaded(http, lines(line(0)))
+        monkeypatch.setattr("windlass.serve.batch.files.MAX_FILES", 1)
+        body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+        assert (await http.post("/v1/batches", json=body)).status_code == 413
+
+    served(tmp_path, test)

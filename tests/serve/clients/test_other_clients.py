@@ -10,19 +10,37 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from serving import Running
+from serving import Running, running
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi, pytest.mark.long]
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_every_client_that_is_installed(smollm2_server: Running) -> None:
+def interpreter() -> str:
     beside = ROOT / ".venv-clients" / "bin" / "python"
     python = os.environ.get("WINDLASS_CLIENTS") or (str(beside) if beside.is_file() else "")
     if not python:
         pytest.skip("other clients are not installed: make harness")
-    script = ROOT / "bench" / "serve" / "clients" / "run.py"
-    done = subprocess.run([python, str(script), smollm2_server.url], capture_output=True, text=True, timeout=900)
+    return python
+
+
+def ran(script: str, url: str) -> str:
+    path = ROOT / "bench" / "serve" / "clients" / script
+    done = subprocess.run([interpreter(), str(path), url], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
-    assert "| openai |" in done.stdout
+    return done.stdout
+
+
+def test_every_client_that_is_installed(smollm2_server: Running) -> None:
+    assert "| openai |" in ran("run.py", smollm2_server.url)
+
+
+def test_the_open_responses_specification() -> None:
+    from windlass.bundled.models import find_bundled
+    from windlass.core.launch import Launch
+    from windlass.engine.client.client import open_client
+
+    launch = Launch(model=str(find_bundled("tiny-glm")), device="cpu")
+    with running(lambda: open_client(launch), model="tiny-glm", stuck_seconds=60.0) as server:
+        assert "6 of 6 passed" in ran("open_responses.py", server.url)

@@ -134,6 +134,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"response_format": {"type": "text"}}, "constraint", None),
         ({"response_format": {"type": "json_object"}}, "constraint", Constraint(kind="json_object")),
         (
+            {"response_format": {"type": "json_object", "schema": {"const": 1}}},
+            "constraint",
+            Constraint(kind="json_schema", value='{"const":1}'),
+        ),
+        (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
             "constraint",
             Constraint(kind="json_schema", value=msgspec.json.encode(SCHEMA).decode()),
@@ -188,6 +193,7 @@ def test_choices_of_tools(choice: Any, meant: str) -> None:
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "text", "regex": "x"}}, "response_format.regex"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "x"}}, "structured_outputs"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
         ({"structured_outputs": {"regex": "x", "choice": ["y"]}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs"),

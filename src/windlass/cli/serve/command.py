@@ -82,6 +82,9 @@ def serve(
         metavar="[MODEL:]NAME=DIR",
         help="A LoRA adapter (PEFT format), asked for as MODEL:NAME; of the first model unless it says.",
     ),
+    lora_dir: Path | None = typer.Option(
+        None, metavar="DIR", help="Where an admin may load LoRA adapters from while the server runs (/v1/load_lora_adapter)."
+    ),
     keep: int | None = typer.Option(
         None, metavar="N", help="Of several models, how many stay loaded at a time; by default what fits."
     ),
@@ -101,6 +104,7 @@ def serve(
     options = ServeOptions(
         models=tuple(models or ()),
         lora=tuple(lora),
+        lora_dir=lora_dir,
         keep=keep,
         memory=memory,
         unload_after=unload_after,

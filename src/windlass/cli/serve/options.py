@@ -19,6 +19,7 @@ class ServeOptions(Frozen):
     models: tuple[str, ...] = ()
     route: Path | None = None
     lora: tuple[str, ...] = ()
+    lora_dir: Path | None = None
     keep: int | None = None
     memory: str = ""
     unload_after: float | None = None
@@ -67,8 +68,14 @@ def check_options(options: ServeOptions) -> None:
         raise BadInput("--plan, --name, --workers and a split are for one model; name several as NAME=MODEL")
     if options.keep is not None and options.keep < 1:
         raise BadInput(f"--keep is {options.keep}; it must be at least 1")
-    if options.lora and not options.launch.is_single:
-        raise BadInput("--lora is for a model on one device; leave out --workers, --tp, --pp and --ep")
+    if (options.lora or options.lora_dir) and not options.launch.is_single:
+        raise BadInput("--lora and --lora-dir are for models on one device; leave out --workers, --tp, --pp and --ep")
+    if options.lora_dir is not None and (options.plan is not None or options.route is not None or options.engine != "windlass"):
+        raise BadInput("--lora-dir is not for --plan, --route and --engine vllm")
+    if options.lora_dir is not None and not options.lora_dir.is_dir():
+        raise BadInput(
+            f"--lora-dir {options.lora_dir} is not a folder; make it, or name the one that adapters may be loaded from"
+        )
     if options.engine not in ENGINES:
         raise BadInput(f"--engine is {' or '.join(ENGINES)}, not {options.engine!r}")
     if options.engine != "windlass" and not options.launch.is_single:

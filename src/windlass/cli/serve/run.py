@@ -46,7 +46,7 @@ def start(options: ServeOptions) -> int:
             return _Run(settings, lambda run: _app_of_one(settings, routed, None, options.page, run), options, port).serve(
                 listening
             )
-        if len(given) > 1:
+        if len(given) > 1 or options.lora_dir is not None:
             return _Run(settings, lambda run: app_of_several(options, settings, given, run), options, port).serve(listening)
         path = runnable_files(given[0].model, shown=True)
         adapters = adapters_of(options.lora, given)[0]
@@ -86,6 +86,7 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         usage_energy=options.usage_energy,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
+        lora_folder="" if options.lora_dir is None else str(options.lora_dir.resolve()),
         files_folder="" if options.files is None else str(_folder(options.files)),
     )
 

@@ -14,6 +14,8 @@ from windlass.units import parse_bytes
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from windlass.core.client import Client
+    from windlass.serve.lora.runtime import AdapterHost
     from windlass.serve.settings import ServerSettings
 
 
@@ -34,7 +36,7 @@ def app_of_several(options: ServeOptions, settings: ServerSettings, given: Seque
     offered: list[OfferedModel] = []
     for one, adapters in zip(given, adapters_of(options.lora, given), strict=True):
         path = runnable_files(one.model, shown=True)
-        name = one.name or own_name(path)
+        name = one.name or options.name or own_name(path)
         if name in {other.name for other in offered}:
             raise BadInput(f"two models are named {name}; name one of them: OTHER={one.model}")
         opener, _ = local(options, path, adapters)
@@ -45,6 +47,7 @@ def app_of_several(options: ServeOptions, settings: ServerSettings, given: Seque
                 num_bytes=_file_bytes(path),
                 sampling=sampling_of(path),
                 adapters=adapters,
+                adapter_host=_adapter_host(options, path, run) if options.lora_dir is not None else None,
             )
         )
     room = MemoryRoom(max_models=options.keep, max_bytes=_memory(options))
@@ -55,6 +58,16 @@ def app_of_several(options: ServeOptions, settings: ServerSettings, given: Seque
 
 def own_name(path: Path) -> str:
     return path.resolve().name if path.is_dir() else path.stem
+
+
+def _adapter_host(options: ServeOptions, path: Path, run: Reports) -> AdapterHost:
+    from windlass.cli.serve.adapter_check import check_adapter
+    from windlass.serve.lora.runtime import AdapterHost
+
+    def reopen(adapters: tuple[tuple[str, str], ...]) -> Client:
+        return local(options, path, adapters)[0](run.progress, run.log_line)
+
+    return AdapterHost(reopen=reopen, check=lambda folder: check_adapter(path, folder))
 
 
 def _memory(options: ServeOptions) -> int | None:

@@ -6,7 +6,8 @@ or returns is raised to the least one of the active owners, so that staying away
 al., Fairness in Serving Large Language Models, arXiv 2401.00588). With one owner the queue is first come, first served.
 
 Priorities are weights: a token of priority p counts 2^p times, and at equal counters the lower priority value comes first. So an urgent
-request that arrives is next, urgent ones together get a larger share, and the share of none becomes zero.
+request that arrives is next, urgent ones together get a larger share, and the share of none becomes zero. A preempted sequence is passed by
+more urgent ones only, and only while these have been served no more than it has.
 """
 
 from __future__ import annotations
@@ -100,12 +101,10 @@ class WaitingQueue:
         self._groups: dict[str, OwnerGroup] = {}
         """Of all groups that have sequences, waiting or running."""
         self._counters = ServiceCounters[str]()
+        self._num_waiting = 0
 
     def __len__(self) -> int:
-        return len(self._requeued) + sum(map(len, self._queues()))
-
-    def __bool__(self) -> bool:
-        return bool(self._requeued or any(group.queues for group in self._groups.values()))
+        return self._num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
         """Preempted ones, then in order of arrival."""
@@ -116,12 +115,27 @@ class WaitingQueue:
 
     @property
     def next(self) -> Sequence:
-        if self._requeued:
-            return self._requeued[0]
+        if not self._requeued:
+            return self._next_new()
+        first = self._requeued[0]
+        if self._num_waiting == len(self._requeued):
+            return first
+        new = self._next_new()
+        return new if new.priority < first.priority and self._served_no_more(new, first) else first
+
+    def _next_new(self) -> Sequence:
+        """Of those that were not preempted."""
         firsts = [(name, group.next) for name, group in self._groups.items() if group.queues]
         if len(firsts) == 1:
             return firsts[0][1]
         return min(firsts, key=lambda first: (self._counters.served(first[0]), first[1].priority, first[1].arrival))[1]
+
+    def _served_no_more(self, one: Sequence, other: Sequence) -> bool:
+        name, other_name = group_of(one), group_of(other)
+        if name != other_name:
+            return self._counters.served(name) <= self._counters.served(other_name)
+        flows = self._groups[name].counters
+        return flows.served(flow_of(one)) <= flows.served(flow_of(other))
 
     def add(self, sequence: Sequence) -> None:
         name, flow = group_of(sequence), flow_of(sequence)
@@ -129,21 +143,16 @@ class WaitingQueue:
         group = self._groups.setdefault(name, OwnerGroup())
         group.counters.enter(flow)
         group.queues.setdefault(flow, deque()).append(sequence)
-
-    def pop(self, first: Sequence) -> None:
-        """Removes what `next` returned; charging its owner may have changed who is next."""
-        if self._requeued:
-            assert self._requeued[0] is first
-            self._requeued.popleft()
-        else:
-            self._groups[group_of(first)].remove(first)
+        self._num_waiting += 1
 
     def requeue(self, sequence: Sequence) -> None:
-        """A preempted sequence: ahead of all others."""
+        """A preempted sequence: ahead of all that are not more urgent."""
         self._requeued.appendleft(sequence)
+        self._num_waiting += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """From the queue; `finish` must follow."""
+        """From the queue, to run or, with `finish`, for good."""
+        self._num_waiting -= 1
         if sequence in self._requeued:
             self._requeued.remove(sequence)
         else:

@@ -3,8 +3,11 @@
 Every step first schedules one token of each decoding sequence, so that no answer stalls while a prompt is prefilled; what is left of the
 token budget goes to prompts, oldest first, in chunks where they are long. The order of admission is that of queue.py. A sequence is
 admitted when enough blocks for all its tokens are free, and allocates them at once. When a growing sequence finds no free block, the
-youngest one is preempted: it loses its blocks, waits again and recomputes what is no longer in the prefix cache. The oldest is never
-preempted and every sequence fits alone, so all of them finish.
+least urgent one is preempted, of several the youngest: it loses its blocks, waits again and recomputes what is no longer in the prefix
+cache. The oldest of the most urgent is never preempted and every sequence fits alone, so all of them finish.
+
+Priorities: the sequence that is next in the queue preempts running ones that are less urgent, if that gives it the room it lacks: a place
+in the batch, or blocks. A sequence yields so at most `MAX_YIELDS` times, so that it finishes whatever arrives.
 
 Drafts (engine/speculate) are verified in the same step as the token they follow, as further rows of its sequence. They take what decoding
 sequences leave of the budgets, and blocks that nobody needs now: a draft preempts nobody and delays no decode. `append` counts a draft that
@@ -16,8 +19,10 @@ every waiting one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.model import Frozen
@@ -26,6 +31,9 @@ from windlass.engine.schedule.blocks import BlockPool, PrefixMatch
 from windlass.engine.schedule.queue import WaitingQueue
 from windlass.engine.schedule.sequence import Sequence
 from windlass.errors import BadInput, TooLong
+
+MAX_YIELDS = 2
+"""Times that a sequence is preempted for a more urgent one: its tokens are computed again at most so often."""
 
 
 class SchedulerLimits(Frozen):
@@ -117,6 +125,9 @@ def chunk_of(sequence: Sequence, tokens_left: int, logits_left: int) -> Chunk:
     return Chunk(sequence, start, stop, min(first_scored, stop - 1 if stop == end else stop))
 
 
+_priority = attrgetter("priority")
+
+
 class Scheduler:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -190,6 +201,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """What the next step computes. `computed` must follow before the next call."""
         batch = ScheduledBatch([])
+        self._yield_to_urgent(batch)
         self._add_decodes(batch)
         self._add_drafts(batch)
         tokens_left = self.limits.max_step_tokens - sum(chunk.stop - chunk.start for chunk in batch.chunks)
@@ -219,9 +231,47 @@ class Scheduler:
             sequence.chain = self.pool.cache(block, sequence.chain, tokens)
             sequence.num_registered += 1
 
+    # --- priorities
+
+    def _yield_to_urgent(self, batch: ScheduledBatch) -> None:
+        """Before anything is scheduled: admits the next waiting sequence if a less urgent one runs, in its place if there is no other."""
+        if not self.waiting or not self.running:
+            return
+        urgent = self.waiting.next
+        less_urgent = [one for one in reversed(self._by_urgency()) if one.priority > urgent.priority]
+        yielding = [one for one in less_urgent if one.num_yields < MAX_YIELDS]
+        count = self._num_to_preempt(urgent, yielding) if less_urgent else None
+        if count is None:
+            return
+        for sequence in yielding[:count]:
+            sequence.num_yields += 1
+            self._preempt(sequence)
+            batch.preempted.append(sequence)
+        is_admitted = self._admit(urgent)
+        assert is_admitted, "a sequence was preempted in vain"
+
+    def _by_urgency(self) -> list[Sequence]:
+        """Running sequences, most urgent first, of equals the oldest. They are preempted from its end."""
+        return sorted(self.running, key=_priority)
+
+    def _num_to_preempt(self, urgent: Sequence, yielding: list[Sequence]) -> int | None:
+        """How many of them, in their order, make room for another; None: even all are too few."""
+        match = self._match(urgent).blocks
+        left = self.pool.num_free - self.pool.num_unreferenced(match) - self.pool.blocks_for(len(urgent.tokens)) + len(match)
+        released = Counter[int]()
+        for count in range(len(yielding) + 1):
+            num_kept = len(self.running) - count
+            if num_kept < self.limits.max_sequences and left >= num_kept:
+                return count
+            for block in yielding[count].blocks if count < len(yielding) else ():
+                released[block] += 1
+                left += released[block] == self.pool.ref_count(block) and block not in match
+        return None
+
     def _add_decodes(self, batch: ScheduledBatch) -> None:
+        """Most urgent first: whoever is preempted for another has not been scheduled yet."""
         size = self.limits.block_tokens
-        for sequence in list(self.running):
+        for sequence in self._by_urgency():
             if sequence.num_pending != 1 or not sequence.blocks:  # in prefill, or just preempted
                 continue
             end = len(sequence.tokens)
@@ -255,12 +305,12 @@ class Scheduler:
             sequence.blocks.append(self.pool.allocate())
 
     def _grow(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
-        """One more block, preempting the youngest if none is free; False: the sequence was itself the youngest."""
+        """One more block, preempting the least urgent if none is free; False: the sequence was itself that one."""
         while not self.pool.num_free:
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            batch.preempted.append(youngest)
-            if youngest is sequence:
+            last = self._by_urgency()[-1]
+            self._preempt(last)
+            batch.preempted.append(last)
+            if last is sequence:
                 return False
         sequence.blocks.append(self.pool.allocate())
         return True
@@ -295,7 +345,7 @@ class Scheduler:
             self.waiting.charge(sequence, sequence.num_prompt - sequence.num_cached)
         self.prefix_query_tokens += len(sequence.tokens)
         self.prefix_hit_tokens += sequence.num_computed
-        self.waiting.pop(sequence)
+        self.waiting.remove(sequence)
         self.running.append(sequence)
         return True
 

@@ -42,6 +42,8 @@ class Sequence:
     num_scored: int = 0
     """Prompt tokens whose log-probabilities are known or not requested; kept across preemption."""
     num_preemptions: int = 0
+    num_yields: int = 0
+    """Preemptions for more urgent sequences."""
     drafts: tuple[int, ...] = ()
     """Guesses of the tokens that follow, for the next step to verify; it uses as many as it has room for, and drops the rest."""
 

@@ -6,7 +6,7 @@ import base64
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from msgspec import UNSET
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from windlass.core.client import Embeds, Tokenizes
 from windlass.core.request import Embedding, EmbedRequest, ScoreRequest, Usage
+from windlass.errors import TooLong
 from windlass.serve.api.caller import Caller, caller_of
 from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
 from windlass.serve.api.interrupt import interruptible
@@ -29,17 +30,19 @@ from windlass.wire.schema.embeddings import (
     RerankResult,
 )
 from windlass.wire.schema.errors import ApiError, invalid, unsupported
-from windlass.wire.server.requests import naming_params
+from windlass.wire.server.requests import TOO_LONG, naming_params, too_long_message
 
 MAX_INPUTS = 256
+"""Of one request; and strings between token ids of one text, each of which is tokenized by itself."""
 
 
 async def embeddings(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await ready_body(service, scope, receive), EmbeddingRequest)
+    raw = await ready_body(service, scope, receive)
+    body, inputs = await service.body_reader.parsed(raw, _embedding_request)
     service.check_model(body.model)
     if body.truncate_prompt_tokens is not None:
         raise unsupported("truncate_prompt_tokens", "is not supported: inputs are never truncated")
-    found = await embed_all(service, inputs_of(body.input), body.pooling or "last", scope, receive, body)
+    found = await embed_all(service, inputs, body.pooling or "last", scope, receive, body)
     vectors = [unit_vector(one.vector, body.dimensions) for one in found]
     is_packed = body.encoding_format == "base64"
     data = [EmbeddingEntry(index=index, embedding=_base64(one) if is_packed else one) for index, one in enumerate(vectors)]
@@ -48,22 +51,66 @@ async def embeddings(service: Service, scope: Scope, receive: Receive, send: Sen
     await send_json(send, EmbeddingResponse(data=data, model=service.model, usage=usage))
 
 
-def inputs_of(given: str | list[Any]) -> list[dict[str, Any]]:
-    """As an EmbedRequest's `prompt` or `token_ids`."""
-    if isinstance(given, str):
-        return [{"prompt": given}]
-    kinds: set[Any] = {type(entry) for entry in given}
-    if len(kinds) != 1:
-        raise invalid("input", "is empty" if not kinds else "mixes strings and token ids; use one kind")
-    if kinds == {int}:
-        return [{"token_ids": tuple(given)}]
+def _embedding_request(raw: bytes) -> tuple[EmbeddingRequest, list[Pieces]]:
+    body = decode(raw, EmbeddingRequest)
+    return body, inputs_of(body.input)
+
+
+Pieces = str | tuple[str | int, ...]
+"""One text: a string, or token ids with strings between them."""
+
+
+def inputs_of(given: str | dict[str, Any] | list[Any]) -> list[Pieces]:
+    """A list that begins with a token id, or has one beside strings, is one text."""
+    if isinstance(given, str | dict):
+        return [_pieces(given, "input")]
+    if not given:
+        raise invalid("input", "is empty")
+    if any(isinstance(entry, int) for entry in given):
+        return [_pieces(given, "input")]
     if len(given) > MAX_INPUTS:
         raise invalid("input", f"has {len(given)} entries; at most {MAX_INPUTS} are allowed per request")
-    return [{"prompt": entry} if isinstance(entry, str) else {"token_ids": tuple(entry)} for entry in given]
+    return [_pieces(entry, f"input[{number}]") for number, entry in enumerate(given)]
+
+
+def _pieces(entry: str | dict[str, Any] | list[Any], where: str) -> Pieces:
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, list):
+        if not all(isinstance(one, str | int) for one in entry):
+            raise invalid(where, "mixes token ids with whole texts; use one kind")
+        if sum(isinstance(one, str) for one in entry) > MAX_INPUTS:
+            raise invalid(where, f"has more than {MAX_INPUTS} strings between token ids")
+        return tuple(entry)
+    if set(entry) == {"prompt_string"} and isinstance(entry["prompt_string"], str):
+        return entry["prompt_string"]
+    parts: Any = entry.get("content")
+    if set(entry) != {"content"} or not isinstance(parts, list) or not parts:
+        raise invalid(where, "should have `prompt_string`, or `content` with text parts")
+    return "".join(_text_part(part, f"{where}.content[{number}]") for number, part in enumerate(cast(list[Any], parts)))
+
+
+def _text_part(part: Any, where: str) -> str:
+    found: dict[str, Any] = cast(dict[str, Any], part) if isinstance(part, dict) else {}
+    if found.get("type") != "text" or not isinstance(found.get("text"), str):
+        raise unsupported(where, "is not a text; only texts are embedded")
+    return found["text"]
+
+
+async def _given(service: Service, pieces: Pieces) -> dict[str, Any]:
+    """As an EmbedRequest's `prompt` or `token_ids`."""
+    if isinstance(pieces, str):
+        return {"prompt": pieces}
+    if not any(isinstance(one, str) for one in pieces):
+        return {"token_ids": pieces}
+    client, ids = tokenizer_of(service), list[int]()
+    for one in pieces:
+        ids += await client.tokenize(one, special=False) if isinstance(one, str) else [one]
+    return {"token_ids": tuple(ids)}
 
 
 async def embed_all(
-    service: Service, inputs: Sequence[dict[str, Any]], pooling: Any, scope: Scope, receive: Receive, body: object
+    service: Service, inputs: Sequence[Pieces], pooling: Any, scope: Scope, receive: Receive, body: object
 ) -> list[Embedding]:
     """One after another, in one place of the queue: other requests go on between them. Those that were made before the client
     disconnected are counted."""
@@ -73,11 +120,19 @@ async def embed_all(
     try:
         with admitted_tokens(service, caller.share), naming_params(body):
             async with interruptible(receive, service.settings.deadline_seconds):
-                for given in inputs:
-                    found.append(await client.embed(EmbedRequest(**given, pooling=pooling)))  # noqa: PERF401 - kept if a later one fails
+                for pieces in inputs:
+                    found.append(await _embedding(service, client, pieces, pooling))  # noqa: PERF401 - kept if a later one fails
     finally:
         service.charge(caller.key, [Usage(prompt_tokens=one.num_tokens, completion_tokens=0) for one in found])
     return found
+
+
+async def _embedding(service: Service, client: Embeds, pieces: Pieces, pooling: Any) -> Embedding:
+    try:
+        return await client.embed(EmbedRequest(**await _given(service, pieces), pooling=pooling))
+    except TooLong as error:
+        message = too_long_message(str(error), service.info.context_tokens)
+        raise ApiError(f"the input is too large: {message}", param="input", code=TOO_LONG) from None
 
 
 def _embeds(service: Service) -> Embeds:
@@ -106,13 +161,14 @@ def _base64(vector: Sequence[float]) -> str:
 
 async def rerank(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     """By query likelihood: exp of the mean log-probability of the query's tokens after the document (arXiv 2204.07496)."""
-    body = decode(await ready_body(service, scope, receive), RerankRequest)
+    raw = await ready_body(service, scope, receive)
+    body = await service.body_reader.parsed(raw, lambda raw: decode(raw, RerankRequest))
     service.check_model(body.model)
     if body.max_tokens_per_doc is not None:
         raise unsupported("max_tokens_per_doc", "is not supported: documents are never truncated")
+    if len(body.documents) > MAX_INPUTS:
+        raise invalid("documents", f"has {len(body.documents)} entries; at most {MAX_INPUTS} are allowed per request")
     texts = [_text(document, f"documents[{number}]") for number, document in enumerate(body.documents)]
-    if len(texts) > MAX_INPUTS:
-        raise invalid("documents", f"has {len(texts)} entries; at most {MAX_INPUTS} are allowed per request")
     caller, client = caller_of(scope), tokenizer_of(service)
     service.check_quota(caller.key)
     scores: list[tuple[float, int]] = []

@@ -119,7 +119,8 @@ async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) 
 
 
 async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await ready_body(service, scope, receive), TokenizeRequest)
+    raw = await ready_body(service, scope, receive)
+    body = await service.body_reader.parsed(raw, lambda raw: decode(raw, TokenizeRequest))
     service.check_model(body.model)
     client, length = tokenizer_of(service), service.info.context_tokens
     with admitted_tokens(service, caller_of(scope).share), naming_params(body):
@@ -167,7 +168,8 @@ def _text_of(body: TokenizeRequest) -> Any:
 
 
 async def detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await ready_body(service, scope, receive), DetokenizeRequest)
+    raw = await ready_body(service, scope, receive)
+    body = await service.body_reader.parsed(raw, lambda raw: decode(raw, DetokenizeRequest))
     service.check_model(body.model)
     client, size = tokenizer_of(service), service.info.vocab_size
     highest = max(body.tokens, default=0)
@@ -176,7 +178,8 @@ async def detokenize(service: Service, scope: Scope, receive: Receive, send: Sen
             f"tokens[{body.tokens.index(highest)}]", f"is {highest}, which is outside the vocabulary of {size:,} tokens"
         )
     with admitted_tokens(service, caller_of(scope).share), naming_params(body):
-        text = await client.detokenize(body.tokens)
+        async with interruptible(receive, service.settings.deadline_seconds):
+            text = await client.detokenize(body.tokens)
     await send_json(send, DetokenizeResponse(prompt=text))
 
 

@@ -34,8 +34,6 @@ MAX_HEADER_SECONDS = 1.0
 """After which the headers of a stream are sent even if the engine has not accepted the request yet."""
 MAX_NOTE_CHARACTERS = 200
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
-LARGE_BYTES = 256 * 1024
-"""Larger bodies are parsed in a thread: a hundred thousand messages or tools take a second, which would block the event loop."""
 
 
 class GenerateEndpoint:
@@ -67,10 +65,8 @@ class GenerateEndpoint:
         """And the size of the body."""
         raw = await self._service.body_reader.read(scope, receive)
         _ = self._service.info  # raises 503 if the engine is not ready, before the body is looked at
-        if len(raw) < LARGE_BYTES:
-            return self._make_job(self._service, raw, caller_of(scope)), len(raw)
-        with self._service.body_reader.held(len(raw)):
-            return await asyncio.to_thread(self._make_job, self._service, raw, caller_of(scope)), len(raw)
+        job = await self._service.body_reader.parsed(raw, lambda raw: self._make_job(self._service, raw, caller_of(scope)))
+        return job, len(raw)
 
 
 def outcome(refusal: ApiError) -> str:

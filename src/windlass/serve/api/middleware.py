@@ -31,6 +31,19 @@ ERROR_STYLES: dict[str, ErrorWriter] = {"/v1/messages": anthropic_error, "/api/"
 """Formats of errors below other prefixes, of unknown routes too."""
 DETAILS = "windlass.details"
 """Scope key: details for the access log."""
+WITHOUT_VERSION = frozenset(
+    (
+        "/chat/completions",
+        "/completions",
+        "/responses",
+        "/embeddings",
+        "/rerank",
+        "/models",
+        "/messages",
+        "/chat/completions/input_tokens",
+    )
+)
+"""Paths below /v1 that clients with another base URL ask for without it, as llama.cpp's and TEI's do."""
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 """Ids of requests that clients choose."""
 
@@ -52,7 +65,8 @@ class AccessMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(scope, receive, send)
+            path = scope["path"]
+            await self._http({**scope, "path": f"/v1{path}"} if path in WITHOUT_VERSION else scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         else:  # no websockets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,7 +12,8 @@ from windlass import __version__
 from windlass.serve.api.caller import caller_of
 from windlass.serve.api.embeddings import embed_all, inputs_of, unit_vector
 from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
-from windlass.serve.api.translations import chat_of_count, check_ollama_model
+from windlass.serve.api.interrupt import interruptible
+from windlass.serve.api.translations import chat_of_count, check_ollama_model, responses_chat
 from windlass.serve.backend.stored_responses import StoredResponse
 from windlass.serve.http import errors
 from windlass.serve.http.asgi import send_response
@@ -21,7 +23,11 @@ from windlass.wire.decode import decode
 from windlass.wire.messages import from_messages, from_tools
 from windlass.wire.ollama.schema import OllamaEmbedRequest, OllamaModelRequest
 from windlass.wire.ollama.writer import NDJSON, now
+from windlass.wire.responses.schema import ResponsesRequest
+from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.errors import ApiError, invalid, unsupported
+from windlass.wire.schema.tokens import InputTokens
+from windlass.wire.server.requests import check_fits, naming_params
 
 NEVER = "9999-12-31T23:59:59Z"
 
@@ -64,13 +70,45 @@ def _with_id(item: dict[str, Any], place: int) -> dict[str, Any]:
 
 
 async def count_tokens(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await ready_body(service, scope, receive), CountTokensRequest)
-    service.check_model(body.model)
-    client, chat = tokenizer_of(service), chat_of_count(body)
+    def chat(raw: bytes) -> ChatRequest:
+        return chat_of_count(decode(raw, CountTokensRequest))
+
+    await send_json(send, CountTokensResponse(input_tokens=await _count(service, scope, receive, chat)))
+
+
+# --- OpenAI's --------------------------------------------------------------------------------------------------------
+
+
+async def count_response(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """Of a response that would be created."""
+
+    def chat(raw: bytes) -> ChatRequest:
+        return responses_chat(service, decode(raw, ResponsesRequest), caller_of(scope))
+
+    count = await _count(service, scope, receive, chat)
+    await send_json(send, InputTokens(object="response.input_tokens", input_tokens=count))
+
+
+async def count_chat(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    count = await _count(service, scope, receive, lambda raw: decode(raw, ChatRequest))
+    await send_json(send, InputTokens(object="chat.completion.input_tokens", input_tokens=count))
+
+
+async def _count(service: Service, scope: Scope, receive: Receive, chat: Callable[[bytes], ChatRequest]) -> int:
+    """Tokens of a prompt."""
+    raw = await ready_body(service, scope, receive)
+    client = tokenizer_of(service)
     with admitted_tokens(service, caller_of(scope).share):
-        messages, tools = from_messages(chat.messages), from_tools(chat.tools or ())
-        tokens = await (client.tokenize(messages, tools) if tools else client.tokenize(messages))
-    await send_json(send, CountTokensResponse(input_tokens=len(tokens)))
+        async with interruptible(receive, service.settings.deadline_seconds):
+            messages, tools = await service.body_reader.parsed(raw, lambda raw: _prompt(service, chat(raw)))
+            return len(await (client.tokenize(messages, tools) if tools else client.tokenize(messages)))
+
+
+def _prompt(service: Service, chat: ChatRequest) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    service.check_model(chat.model)
+    check_fits("messages", len(chat.messages), service.limits)
+    with naming_params(chat):
+        return list(from_messages(chat.messages)), list(from_tools(chat.tools or ()))
 
 
 # --- Ollama's --------------------------------------------------------------------------------------------------------

@@ -53,6 +53,13 @@ def responses_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob
     return replace(job, writer=_writer(body.stream, builder, whole), finished=finished, params=responses.PARAMS)
 
 
+def responses_chat(service: Service, body: ResponsesRequest, caller: Caller) -> ChatRequest:
+    """The chat that a response would be made of."""
+    earlier = msgspec.convert(_earlier(service, body, caller), list[InputItem])
+    with renaming(responses.PARAMS):
+        return responses.responses_to_chat(body, earlier)
+
+
 def _earlier(service: Service, body: ResponsesRequest, caller: Caller) -> list[dict[str, Any]]:
     """The items of the response that is continued, its output included."""
     if body.previous_response_id is None:
@@ -67,16 +74,24 @@ def _earlier(service: Service, body: ResponsesRequest, caller: Caller) -> list[d
 def messages_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, MessagesRequest)
     adapter = service.check_model(body.model)
+    can_switch = _can_switch_thinking(service)
     with renaming(anthropic.PARAMS):
-        job = chat_requests(service, anthropic.messages_to_chat(body), caller, adapter)
+        job = chat_requests(service, anthropic.messages_to_chat(body, can_switch), caller, adapter)
     builder = MessageBuilder(service.shown_model(adapter), body.stop_sequences or ())
 
     def whole(choices: Sequence[Sequence[Delta]]) -> bytes:
         _add_all(builder.event, choices)
         return _encode(builder.message())
 
-    job = _with_unenforced(job, anthropic.unenforced(body))
+    job = _with_unenforced(job, anthropic.unenforced(body, can_switch))
     return replace(job, writer=_writer(body.stream, builder, whole), params=anthropic.PARAMS)
+
+
+def _can_switch_thinking(service: Service) -> bool:
+    """Anthropic's clients ask every model to think, or not to; one whose template cannot be told answers as it does."""
+    describe = getattr(service.client, "tokenizer_info", None)
+    template: Any = None if describe is None else describe().get("chat_template")
+    return not isinstance(template, str) or "thinking" in template
 
 
 def ollama_chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
@@ -155,4 +170,4 @@ def renaming(params: Mapping[str, str]) -> Generator[None]:
 
 def chat_of_count(body: Any) -> ChatRequest:
     """For counting: the messages and tools of a chat."""
-    return ChatRequest(messages=anthropic.chat_messages(body), tools=anthropic.chat_tools(body))
+    return ChatRequest(model=body.model, messages=anthropic.chat_messages(body), tools=anthropic.chat_tools(body))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
@@ -59,11 +59,15 @@ class ModelSlot:
         self.is_preloaded = False
         """Loaded without a request."""
         self._estimated_bytes = estimated_bytes
+        self.adapter_bytes = 0
+        """Of adapters that were loaded at run time."""
+        self.before_load: Callable[[], Awaitable[None]] | None = None
+        """Called while no engine runs."""
 
     @property
     def num_bytes(self) -> int:
         """What it takes when it is loaded: as its engine said, or as its files are large."""
-        return self._estimated_bytes + PROCESS_BYTES
+        return self._estimated_bytes + self.adapter_bytes + PROCESS_BYTES
 
     def learn_size(self) -> None:
         info = self.supervisor.info
@@ -111,6 +115,7 @@ class Models:
         self._room, self._idle_seconds, self._on_event, self._clock = room, idle_seconds, on_event, clock
         self._wanted: list[ModelSlot] = []
         self._changed = asyncio.Event()
+        self._reloads: list[tuple[ModelSlot, Callable[[], None], asyncio.Future[None]]] = []
 
     def reports(self) -> tuple[ModelReport, ...]:
         return tuple(slot.report() for slot in self.slots.values())
@@ -153,6 +158,14 @@ class Models:
             self._wanted.append(slot)
             self._changed.set()
 
+    async def reload(self, slot: ModelSlot, undo: Callable[[], None]) -> None:
+        """Starts a model's engine anew when nobody uses it; requests wait meanwhile. If that fails: calls `undo`, starts it once more, and
+        raises what was wrong."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reloads.append((slot, undo, done))
+        self._changed.set()
+        await asyncio.shield(done)
+
     # --- the task
 
     async def run(self) -> None:
@@ -161,12 +174,16 @@ class Models:
             while True:
                 self._changed.clear()
                 await self._unload_idle()
-                while self._wanted:
+                while self._reloads:
+                    await self._reload(*self._reloads.pop(0))
+                while self._wanted and not self._reloads:
                     if self._wanted[0].is_wanted:  # otherwise its clients have gone
-                        await self._load(self._wanted[0])
+                        await self._load_or_fail(self._wanted[0])
                     self._wanted.pop(0)
                 await self._wait()
         finally:
+            for _, _, done in self._reloads:
+                done.cancel()
             for slot in self.slots.values():
                 if slot.task is not None:
                     slot.task.cancel()
@@ -182,8 +199,28 @@ class Models:
                 self._on_event(f"{slot.name}: unloaded, idle for {self._idle_seconds:g} s")
                 await self._unload(slot)
 
-    async def _load(self, slot: ModelSlot) -> None:
-        """An engine that crashes while it loads is started again: its requests have not failed yet."""
+    async def _reload(self, slot: ModelSlot, undo: Callable[[], None], done: asyncio.Future[None]) -> None:
+        if slot.is_open:
+            slot.state, slot.waits_for = "leaving", f"{slot.name} to start anew"
+            while slot.in_use:
+                await self._pause(CHECK_SECONDS)
+            await self._unload(slot)
+        error = await self._load(slot)
+        if error is None:
+            done.set_result(None)
+            return
+        self._on_event(f"{slot.name} could not be started anew: {error}")
+        undo()
+        await self._load_or_fail(slot)
+        done.set_exception(error)
+
+    async def _load_or_fail(self, slot: ModelSlot) -> None:
+        error = await self._load(slot)
+        if error is not None:
+            self._failed(slot, error)
+
+    async def _load(self, slot: ModelSlot) -> Error | None:
+        """An engine that crashes while it loads is started again: its requests have not failed yet. Returns what prevented it."""
         crashes = 0
         while True:
             await self._make_room(slot)
@@ -193,17 +230,17 @@ class Models:
             except DoesNotFit as error:
                 others = self._loaded()
                 if not others:
-                    return self._failed(slot, error)
+                    return error
                 oldest = min(others, key=lambda other: (other.in_use > 0, other.last_used))
                 self._on_event(f"{slot.name} does not fit beside {', '.join(other.name for other in others)}")
                 await self._leave(oldest, slot)
             except Unavailable as error:
                 crashes += 1
                 if crashes == MAX_CRASHES:
-                    return self._failed(slot, error)
+                    return error
                 self._on_event(f"{slot.name}: its engine failed while it loaded ({error}); once more")
             except Error as error:
-                return self._failed(slot, error)
+                return error
 
     async def _make_room(self, slot: ModelSlot) -> None:
         loaded = [other.as_loaded for other in self._loaded()]
@@ -235,8 +272,10 @@ class Models:
     async def _start(self, slot: ModelSlot) -> None:
         slot.state, slot.waits_for, slot.error = "loading", f"{slot.name} to load", None
         began = self._clock()
-        slot.task = asyncio.create_task(slot.supervisor.run())
         try:
+            if slot.before_load is not None:
+                await slot.before_load()
+            slot.task = asyncio.create_task(slot.supervisor.run())
             await slot.supervisor.wait_ready()
         except Error:
             await self._unload(slot)

@@ -19,6 +19,8 @@ MAX_OUTPUT_BYTES = 256 * 2**20
 """Of one batch; lines beyond fail."""
 MAX_OPEN = 16
 """Unfinished batches of each owner."""
+MAX_KEPT = 1000
+"""Batches of an owner; beyond that, those that have ended are forgotten, the oldest first. Their files stay."""
 
 
 class BatchLine(Frozen):
@@ -108,6 +110,8 @@ def read_lines(path: Path) -> list[BatchLine]:
 class BatchStore:
     def __init__(self, files: FileStore) -> None:
         self._files = files
+        self._counted: dict[str, tuple[int, int, int]] = {}
+        """Of batches that run: bytes of results that were counted, completed and failed ones among them."""
 
     def save(self, batch: Batch) -> None:
         self._files.write(self._path(batch.id), msgspec.json.encode(batch))
@@ -119,6 +123,27 @@ class BatchStore:
     def all(self) -> list[Batch]:
         found = (self._read(path.stem) for path in self._files.folder.glob("batch-*.json"))
         return sorted((batch for batch in found if batch is not None), key=lambda batch: (batch.created_at, batch.id))
+
+    def make_room(self, owner: str) -> int:
+        """For one more batch: forgets the oldest of an owner that have ended, beyond `MAX_KEPT`. Returns how many have not."""
+        own = [batch for batch in self.all() if batch.owner == owner]
+        ended = [batch for batch in own if batch.status != "in_progress"]
+        for batch in ended[: max(len(own) + 1 - MAX_KEPT, 0)]:
+            self._path(batch.id).unlink(missing_ok=True)
+        return len(own) - len(ended)
+
+    def counts(self, batch: Batch) -> tuple[int, int]:
+        """Completed and failed lines so far. Only what is new since the last time is read."""
+        start, completed, failed = self._counted.get(batch.id, (0, 0, 0))
+        for line in self._lines(batch, start):
+            start += len(line)
+            found = _result_of(line)
+            completed += found is not None and found.error is None
+            failed += found is not None and found.error is not None
+        if len(self._counted) > MAX_KEPT:
+            self._counted.clear()
+        self._counted[batch.id] = (start, completed, failed)
+        return completed, failed
 
     def partial(self, batch: Batch) -> Path:
         """Results so far, successes and failures."""
@@ -132,19 +157,24 @@ class BatchStore:
             self._files.write(path, data[: data.rfind(b"\n") + 1])
 
     def results(self, batch: Batch) -> Iterator[tuple[ResultLine, bytes]]:
-        """The complete lines, one at a time: one that a crash cut off is made again."""
+        """One at a time."""
+        for line in self._lines(batch):
+            found = _result_of(line)
+            if found is not None:
+                yield found, line
+
+    def _lines(self, batch: Batch, start: int = 0) -> Iterator[bytes]:
+        """Complete ones behind the first `start` bytes: one that a crash cut off is made again."""
         try:
             file = self.partial(batch).open("rb")
         except OSError:
             return
         with file:
+            file.seek(start)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                try:
-                    yield msgspec.json.decode(line, type=ResultLine), line
-                except msgspec.DecodeError:
-                    continue
+                yield line
 
     def finish(self, batch: Batch, status: Status) -> Batch:
         """Writes the output files, and then that it has ended."""
@@ -167,3 +197,10 @@ class BatchStore:
 
     def _path(self, id: str) -> Path:
         return self._files.folder / f"{id}.json"
+
+
+def _result_of(line: bytes) -> ResultLine | None:
+    try:
+        return msgspec.json.decode(line, type=ResultLine)
+    except msgspec.DecodeError:
+        return None

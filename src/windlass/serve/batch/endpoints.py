@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from email.message import Message
@@ -19,7 +21,7 @@ from windlass.serve.api.translations import responses_job
 from windlass.serve.batch.batches import MAX_LINES, MAX_OPEN, Batch, BatchStore, new_batch, read_lines
 from windlass.serve.batch.files import FileStore, StoredFile
 from windlass.serve.batch.runner import BatchRunner
-from windlass.serve.http.asgi import request_header, send_response
+from windlass.serve.http.asgi import request_header, response_start
 from windlass.serve.service import Service
 from windlass.wire.decode import decode
 from windlass.wire.schema.errors import ApiError, invalid
@@ -33,6 +35,7 @@ ENDPOINTS: dict[str, MakeJob] = {
 
 
 MAX_PARTS = 16
+PIECE_BYTES = 2**18
 MAX_PART_HEAD_BYTES = 4096
 
 
@@ -75,11 +78,15 @@ async def upload(service: Service, scope: Scope, receive: Receive, send: Send) -
         raise invalid("file", "is missing; send multipart/form-data")
     if fields.get("purpose", ("", b""))[1] != b"batch":
         raise invalid("purpose", "should be batch")
-    if not batching.files.has_room(owner, len(data)):
-        raise ApiError("too many files are stored; delete some", code="too_many_files", status=413)
+    await _check_room(batching, owner, len(data))
     with disk_errors():
-        stored = batching.files.put(owner, name or "file", "batch", data)
+        stored = await asyncio.to_thread(batching.files.put, owner, name or "file", "batch", data)
     await send_json(send, stored.body)
+
+
+async def _check_room(batching: Batching, owner: str, num_bytes: int = 0) -> None:
+    if not await asyncio.to_thread(batching.files.has_room, owner, num_bytes):
+        raise ApiError("too many files are stored; delete some", code="too_many_files", status=413)
 
 
 @contextmanager
@@ -116,7 +123,7 @@ def form_fields(content_type: str, body: bytes) -> dict[str, tuple[str, bytes]]:
 
 
 async def list_files(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    files = _batching(service).files.of(_owner(service, scope))
+    files = await asyncio.to_thread(_batching(service).files.of, _owner(service, scope))
     await send_json(send, {"object": "list", "data": [file.body for file in reversed(files)], "has_more": False})
 
 
@@ -125,8 +132,17 @@ async def get_file(service: Service, scope: Scope, receive: Receive, send: Send)
 
 
 async def file_content(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    data = _batching(service).files.data(_file(service, scope).id).read_bytes()
-    await send_response(send, 200, data, b"application/octet-stream")
+    """In pieces, each read when the client has taken the one before: results of a batch may be large, and many may ask for them."""
+    path = _batching(service).files.data(_file(service, scope).id)
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        await send(response_start(200, b"application/octet-stream", left))
+        while left:
+            piece = await asyncio.to_thread(file.read, min(left, PIECE_BYTES))
+            left = left - len(piece) if piece else 0
+            await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
+        if not os.fstat(file.fileno()).st_size:
+            await send({"type": "http.response.body", "body": b""})
 
 
 async def delete_file(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,8 +173,9 @@ async def create(service: Service, scope: Scope, receive: Receive, send: Send) -
     file = batching.files.get(owner, body.input_file_id)
     if file is None:
         raise _unknown("file", "input_file_id")
+    await _check_room(batching, owner)
     try:
-        lines = read_lines(batching.files.data(file.id))
+        lines = await asyncio.to_thread(read_lines, batching.files.data(file.id))
     except ValueError as error:
         raise invalid("input_file_id", f"names a file of which {error}") from None
     ids = {line.custom_id for line in lines}
@@ -166,7 +183,7 @@ async def create(service: Service, scope: Scope, receive: Receive, send: Send) -
         raise invalid(
             "input_file_id", f"names a file that should have 1 to {MAX_LINES:,} lines, each with a custom_id of its own"
         )
-    if sum(batch.owner == owner and batch.status == "in_progress" for batch in batching.batches.all()) >= MAX_OPEN:
+    if await asyncio.to_thread(batching.batches.make_room, owner) >= MAX_OPEN:
         raise ApiError(
             f"{MAX_OPEN} batches are unfinished; wait for one", code="rate_limit_exceeded", status=429
         ).with_retry_after(60)
@@ -178,12 +195,13 @@ async def create(service: Service, scope: Scope, receive: Receive, send: Send) -
 
 
 async def get(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_json(send, _current(service, _batch(service, scope)))
+    await send_json(send, await _current(service, _batch(service, scope)))
 
 
 async def list_batches(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     owner = _owner(service, scope)
-    own = [_current(service, batch) for batch in _batching(service).batches.all() if batch.owner == owner]
+    batches = await asyncio.to_thread(_batching(service).batches.all)
+    own = [await _current(service, batch) for batch in batches if batch.owner == owner]
     ids = [batch["id"] for batch in own] or [None]
     await send_json(send, {"object": "list", "data": own[::-1], "first_id": ids[-1], "last_id": ids[0], "has_more": False})
 
@@ -192,7 +210,7 @@ async def cancel(service: Service, scope: Scope, receive: Receive, send: Send) -
     batch = _batch(service, scope)
     if batch.status == "in_progress":
         _batching(service).runner.cancel(batch.id)
-    shown = _current(service, batch)
+    shown = await _current(service, batch)
     await send_json(send, {**shown, "status": "cancelling"} if batch.status == "in_progress" else shown)
 
 
@@ -203,10 +221,9 @@ def _batch(service: Service, scope: Scope) -> Batch:
     return found
 
 
-def _current(service: Service, batch: Batch) -> dict[str, Any]:
+async def _current(service: Service, batch: Batch) -> dict[str, Any]:
     """With the counts so far."""
     if batch.status != "in_progress":
         return batch.body
-    is_bad = [found.error is not None for found, _ in _batching(service).batches.results(batch)]
-    failed = sum(is_bad)
-    return {**batch.body, "request_counts": {"total": batch.total, "completed": len(is_bad) - failed, "failed": failed}}
+    completed, failed = await asyncio.to_thread(_batching(service).batches.counts, batch)
+    return {**batch.body, "request_counts": {"total": batch.total, "completed": completed, "failed": failed}}

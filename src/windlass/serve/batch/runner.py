@@ -60,7 +60,7 @@ class BatchRunner:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._new.clear()
-                for batch in self._store.all():
+                for batch in await asyncio.to_thread(self._store.all):
                     if batch.status == "in_progress" and batch.owner not in self._busy_owners:
                         self._busy_owners.add(batch.owner)
                         tasks.create_task(self._work_or_fail(batch))
@@ -86,8 +86,8 @@ class BatchRunner:
         self._service.log.line(f"{what}: {type(error).__name__} in {error_location(error)}")
 
     async def _work(self, batch: Batch) -> None:
-        done = {found.custom_id for found, _ in self._store.results(batch)}
-        lines = read_lines(self._files.data(batch.input_file_id))
+        done = await asyncio.to_thread(lambda: {found.custom_id for found, _ in self._store.results(batch)})
+        lines = await asyncio.to_thread(read_lines, self._files.data(batch.input_file_id))
         todo = [line for line in lines if line.custom_id not in done]
         self._store.drop_half_line(batch)
         slots = asyncio.Semaphore(AT_ONCE)
@@ -107,12 +107,12 @@ class BatchRunner:
                         break
                     tasks.create_task(self._one(batch, line, write)).add_done_callback(lambda _: slots.release())
         is_cancelled = batch.id in self._cancelled
-        is_whole = sum(1 for _ in self._store.results(batch)) >= len(lines)
+        is_whole = sum(await asyncio.to_thread(self._store.counts, batch)) >= len(lines)
         if not is_whole and not is_cancelled:  # a shutdown has cancelled lines: the next start goes on
             await asyncio.sleep(WAIT_SECONDS)
             return
         self._cancelled.discard(batch.id)
-        self._store.finish(batch, "cancelled" if is_cancelled else "completed")
+        await asyncio.to_thread(self._store.finish, batch, "cancelled" if is_cancelled else "completed")
 
     async def _one(self, batch: Batch, line: BatchLine, write: Callable[[BatchLine, bytes], None]) -> None:
         is_counted, num_failures = False, 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
@@ -14,6 +15,8 @@ from windlass.serve.http.asgi import ClientDisconnected, request_header
 UNCOUNTED_BYTES = 64 * 1024
 """The first bytes of every body do not count towards the total, so slow senders of large bodies cannot block ordinary requests."""
 RETRY_SECONDS = 1
+LARGE_BYTES = 256 * 1024
+Parsed = TypeVar("Parsed")
 
 
 class BodyReader:
@@ -51,6 +54,13 @@ class BodyReader:
         finally:
             self.buffered_bytes -= counted
         return b"".join(parts)
+
+    async def parsed(self, raw: bytes, parse: Callable[[bytes], Parsed]) -> Parsed:
+        """What a body says. A large one is parsed in a thread: it may take a second, and others are answered meanwhile."""
+        if len(raw) < LARGE_BYTES:
+            return parse(raw)
+        with self.held(len(raw)):
+            return await asyncio.to_thread(parse, raw)
 
     @contextmanager
     def held(self, size: int) -> Generator[None]:

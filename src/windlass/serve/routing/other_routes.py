@@ -22,7 +22,9 @@ from windlass.wire.ollama.schema import (
 )
 from windlass.wire.ollama.writer import NDJSON, ollama_error
 from windlass.wire.responses.schema import ResponsesRequest
+from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.embeddings import EmbeddingRequest, EmbeddingResponse, RerankRequest, RerankResponse
+from windlass.wire.schema.tokens import InputTokens
 
 EVENTS = ("text/event-stream",)
 LINES = (NDJSON.decode(),)
@@ -52,6 +54,14 @@ RESPONSES = (
             "tools": {"input": HELLO, "tools": [{"type": "function", "name": "weather", "parameters": SCHEMA}]},
         },
     ),
+    ask(
+        "/v1/responses/input_tokens", "count_response", "Count the tokens of a response's input.", other.count_response, method="POST",
+        request=ResponsesRequest, response=InputTokens, examples={"plain": {"input": "Say hello."}},
+    ),
+    ask(
+        "/v1/chat/completions/input_tokens", "count_chat", "Count the tokens of a chat's prompt.", other.count_chat, method="POST",
+        request=ChatRequest, response=InputTokens, examples={"plain": {"messages": HELLO}},
+    ),
     ask("/v1/responses/{id}", "get_response", "A stored response.", other.get_response, parameters=ID),
     ask(
         "/v1/responses/{id}",
@@ -62,7 +72,7 @@ RESPONSES = (
         method="DELETE",
     ),
     ask("/v1/responses/{id}/input_items", "input_items", "The input of a stored response.", other.input_items, parameters=ID),
-)
+)  # fmt: skip
 ANTHROPIC: dict[str, Any] = {"error": AnthropicErrorBody, "error_body": anthropic_error}
 MESSAGES = (
     ApiRoute(

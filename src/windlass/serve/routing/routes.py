@@ -16,6 +16,7 @@ from windlass.serve.api.generate import GenerateEndpoint
 from windlass.serve.api.route import ApiRoute
 from windlass.serve.api.status import Status
 from windlass.serve.http.asgi import send_response
+from windlass.serve.routing.adapter_routes import ADAPTER_ROUTES
 from windlass.serve.routing.batch_routes import BATCH_ROUTES
 from windlass.serve.routing.openapi import openapi
 from windlass.serve.routing.other_routes import OTHER_ROUTES
@@ -201,4 +202,4 @@ OPERATOR_ROUTES: tuple[ApiRoute, ...] = (
     ),
 )
 
-ROUTES: tuple[ApiRoute, ...] = (*OPENAI_ROUTES, *OPERATOR_ROUTES, *OTHER_ROUTES, *BATCH_ROUTES)
+ROUTES: tuple[ApiRoute, ...] = (*OPENAI_ROUTES, *OPERATOR_ROUTES, *OTHER_ROUTES, *BATCH_ROUTES, *ADAPTER_ROUTES)

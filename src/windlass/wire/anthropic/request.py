@@ -44,7 +44,8 @@ PARAMS = {
 """Names of a chat's parameters here."""
 
 
-def messages_to_chat(body: MessagesRequest) -> ChatRequest:
+def messages_to_chat(body: MessagesRequest, can_switch: bool = True) -> ChatRequest:
+    """`can_switch`: whether the model's template can switch reasoning on and off."""
     last = body.messages[-1]
     choice = body.tool_choice
     format = body.output_config.format if body.output_config is not None else None
@@ -64,7 +65,7 @@ def messages_to_chat(body: MessagesRequest) -> ChatRequest:
         user=body.metadata.user_id if body.metadata is not None else None,
         timeout=body.timeout,
         continue_final_message=last.role == "assistant" and bool(messages[-1].content) and not messages[-1].tool_calls,
-        chat_template_kwargs=_thinking(body),
+        chat_template_kwargs=_thinking(body) if can_switch else None,
         reasoning_effort=body.output_config.effort if body.output_config is not None else None,
         response_format=None
         if format is None
@@ -168,7 +169,8 @@ def _thinking(body: CountTokensRequest) -> TemplateVariables | None:
     return TemplateVariables(enable_thinking=body.thinking.type == "enabled")
 
 
-def unenforced(body: MessagesRequest) -> list[str]:
+def unenforced(body: MessagesRequest, can_switch: bool = True) -> list[str]:
     """Accepted, but without effect."""
     has_budget = body.thinking is not None and body.thinking.budget_tokens is not None
-    return ["thinking.budget_tokens"] if has_budget else []
+    has_switch = not can_switch and _thinking(body) is not None
+    return [*(["thinking.type"] if has_switch else []), *(["thinking.budget_tokens"] if has_budget else [])]

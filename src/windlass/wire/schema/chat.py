@@ -112,6 +112,8 @@ class JsonSchema(RequestStruct):
 class ResponseFormat(RequestStruct):
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+    """Beside json_object, as llama.cpp and others have it."""
     regex: str | None = None
     grammar: str | None = None
 

@@ -11,8 +11,9 @@ from windlass.wire.schema.structs import Count, Natural, RequestStruct, Response
 
 class EmbeddingRequest(RequestStruct, kw_only=True):
     model: str = ""
-    input: str | list[str | Natural | list[Natural]]
-    """A string, strings, token ids, or lists of token ids; not mixed."""
+    input: str | dict[str, Any] | list[str | Natural | list[str | Natural] | dict[str, Any]]
+    """A text, or a list of texts. A text is a string, a list of token ids (and strings between them), or, as llama.cpp has it, an object
+    with `prompt_string` or with `content` of text parts."""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     """The first so many, normalized again."""

@@ -36,3 +36,8 @@ class DetokenizeRequest(RequestStruct, kw_only=True):
 
 class DetokenizeResponse(ResponseStruct):
     prompt: str
+
+
+class InputTokens(ResponseStruct, kw_only=True):
+    object: str
+    input_tokens: int

@@ -49,8 +49,8 @@ def too_long_message(why: str, context_tokens: int) -> str:
 def chat_to_request(body: ChatRequest, limits: RequestLimits = ANY) -> Request:
     """The request of one choice; see `expand_n`."""
     check_unsupported(body)
-    _check_fits("messages", len(body.messages), limits)
-    _check_fits("tools", len(body.tools or ()), limits)
+    check_fits("messages", len(body.messages), limits)
+    check_fits("tools", len(body.tools or ()), limits)
     tools, choice = chosen_tools(body)
     with naming_params(body):
         return Request(
@@ -104,13 +104,13 @@ def prompts_of(body: CompletionRequest, limits: RequestLimits) -> list[dict[str,
     if len(kinds) != 1:
         raise invalid("prompt", "is empty" if not kinds else "mixes strings and token ids; use one kind")
     if kinds == {int}:
-        _check_fits("prompt", len(prompt), limits)
+        check_fits("prompt", len(prompt), limits)
         return [{"token_ids": tuple(prompt)}]
     _check_choices(len(prompt), body.n or 1, limits.max_choices)
     if kinds == {str}:
         return [{"prompt": text} for text in prompt]
     lists = [ids for ids in prompt if isinstance(ids, list)]
-    _check_fits("prompt", max(map(len, lists)), limits)
+    check_fits("prompt", max(map(len, lists)), limits)
     return [{"token_ids": tuple(ids)} for ids in lists]
 
 
@@ -121,7 +121,7 @@ def _check_choices(num_prompts: int, n: int, most: int) -> None:
         raise invalid("n", f"is {n} for each of {num_prompts} prompts; at most {most} choices are allowed per request")
 
 
-def _check_fits(param: str, count: int, limits: RequestLimits) -> None:
+def check_fits(param: str, count: int, limits: RequestLimits) -> None:
     """Every entry takes at least one token."""
     if limits.context_tokens is not None and count > limits.context_tokens:
         message = too_long_message(f"{param} has {count:,} entries, which do not fit", limits.context_tokens)
@@ -260,8 +260,12 @@ def _of_format(format: ResponseFormat) -> Constraint | None:
     if given != expected:
         name = f"response_format.{next(iter(given ^ expected))}"
         raise invalid(name, "is missing" if expected - given else f"is not valid with the type {format.type}")
+    if format.schema is not None and format.type != "json_object":
+        raise invalid("response_format.schema", f"is not valid with the type {format.type}")
     if format.type == "text":
         return None
+    if format.schema is not None:
+        return Constraint(kind="json_schema", value=_text(format.schema))
     if format.json_schema is not None:
         if format.json_schema.schema is None:
             raise invalid("response_format.json_schema.schema", "is missing")

@@ -1,0 +1,1 @@
+"""LoRA adapters that are loaded and unloaded while the server runs."""
