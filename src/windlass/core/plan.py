@@ -62,6 +62,12 @@ class Speed(Frozen):
     distinct_experts: float = 0.0
     breakdown: dict[str, float] = {}
     """Seconds of a decode step by cause."""
+    decode_range: tuple[float, float] = (0.0, 0.0)
+    """Eight of ten runs of this kind lie between these; the same for the others."""
+    prefill_range: tuple[float, float] = (0.0, 0.0)
+    sustained_range: tuple[float, float] = (0.0, 0.0)
+    basis: str = ""
+    """On what the intervals rest."""
 
 
 class Cost(Frozen):

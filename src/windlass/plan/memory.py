@@ -11,7 +11,8 @@ from windlass.core.place import Interval
 from windlass.core.plan import DeviceMemoryPlan
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
-from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, EngineProfile
+from windlass.plan.engines.load import rates_on
+from windlass.plan.engines.profile import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, EngineProfile
 from windlass.plan.shards import ModelShards, TpShard
 
 HOST_FRACTION = 0.9
@@ -103,12 +104,16 @@ class MemoryModel:
     def activations(self, device: Device, shard: TpShard, layers: Interval, layout: Layout) -> float:
         """Per token of a step: residual, normed input, the widest layer output and its input; plus logits in fp32."""
         on_cpu = device.kind == "cpu"
-        largest = CPU_STEP_TOKENS if on_cpu else self.engine.step_tokens
+        largest = CPU_STEP_TOKENS if on_cpu else self.step_tokens(device)
         sequences = self.sequences(layout)
         tokens = max(min(largest, self.workload.context_tokens * (sequences if on_cpu else 1)), sequences)
         logits = sequences * shard.vocab * 4 if self.is_last(layers) else 0
         element_bytes = CPU_ACTIVATION_BYTES if on_cpu else ACTIVATION_BYTES
         return tokens * (4 * self.spec.hidden_size + 2 * shard.widest) * element_bytes + logits
+
+    def step_tokens(self, device: Device) -> int:
+        """Prompt tokens of a step: some engines take fewer on smaller cards."""
+        return rates_on(self.engine, device).step_tokens or self.engine.step_tokens
 
     def overhead(self, device: Device, layout: Layout) -> float:
         kept_free = (1 - self.engine.memory_fraction) * device.memory_bytes

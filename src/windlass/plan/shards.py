@@ -32,6 +32,8 @@ class TpShard:
     """Weight bytes of the routed experts held here."""
     flops_per_token: tuple[float, ...]
     """Matmul FLOPs of one token on this rank."""
+    expert_flops: tuple[float, ...]
+    """Those of its routed experts."""
     score_width: tuple[float, ...]
     """Multiply-adds per (query, key) pair on this rank."""
     embed_bytes: float
@@ -50,7 +52,7 @@ class TpShard:
 def make_shard(
     spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, scheme: Scheme, tp_index: int
 ) -> TpShard:
-    always, experts, flops = ([0.0] * spec.num_layers for _ in range(3))
+    always, experts, flops, expert_flops = ([0.0] * spec.num_layers for _ in range(4))
     embed = head = 0.0
     held = local_experts(placement, layout, tp_index)
     for rule in rules:
@@ -67,6 +69,7 @@ def make_shard(
         for layer in rule.layers:
             if rule.num_experts:
                 experts[layer] += size * held
+                expert_flops[layer] += operations
             else:
                 always[layer] += size
             flops[layer] += operations
@@ -74,6 +77,7 @@ def make_shard(
         always=_running(always),
         experts=_running(experts),
         flops_per_token=_running(flops),
+        expert_flops=_running(expert_flops),
         score_width=_running(layer.mixer.score_width / layout.tp for layer in spec.layers),
         embed_bytes=embed,
         head_bytes=head,

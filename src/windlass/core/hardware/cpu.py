@@ -19,6 +19,9 @@ STREAM_FRACTION = 0.8
 RAM_BYTES_PER_CORE = 4 * GB
 """Default without `ram=`: the 4 GB per vCPU of the clouds' general-purpose machines (AWS m, GCP n2-standard, Azure D)."""
 
+CHANNEL_BYTES_PER_SECOND = 38.4e9
+"""DDR5-4800, 8 bytes wide."""
+
 WATTS_PER_CORE = 4.0
 """An EPYC 9654 is sold at 360 W for 96 cores."""
 
@@ -27,15 +30,26 @@ def default_ram_bytes(num_cores: int) -> int:
     return num_cores * RAM_BYTES_PER_CORE
 
 
+def default_channels(num_cores: int) -> int:
+    """Memory channels of a machine of which only the cores are known: 2 in desktops, 4 in workstations, 8 and 12 in servers of one socket.
+
+    A second socket is not assumed: 128 and 192 cores are sold in one (EPYC 9754, AmpereOne), and engines gain little from two (plan/engines).
+    """
+    return next((channels for most, channels in ((16, 2), (32, 4), (96, 8)) if num_cores <= most), 12)
+
+
 def default_bandwidth(num_cores: int) -> float:
     """Estimated read bandwidth in bytes per second, replaced by `bw=` or a probe.
 
-    One core draws about 15 GB/s (measured: two threads of an EPYC read 30 GB/s); a desktop's two channels stop near 60;
-    a server has about 5 GB/s of specification per core (EPYC 9654: 460 GB/s for 96 cores), two sockets at most.
+    One core draws about 15 GB/s (measured: two threads of an EPYC read 30 GB/s); a channel of DDR5-4800 gives 38.4 GB/s, of which about
+    0.8 are read (STREAM).
     """
-    desktop = min(15e9 * num_cores, 60e9)
-    server = min(4e9 * num_cores, 800e9)
-    return max(desktop, server)
+    return min(15e9 * num_cores, CHANNEL_BYTES_PER_SECOND * STREAM_FRACTION * default_channels(num_cores))
+
+
+def num_cores(device: Device) -> int:
+    """Of a CPU; 0 of an accelerator."""
+    return int(device.name.rpartition(":")[2]) if device.kind == "cpu" else 0
 
 
 @lru_cache(maxsize=64)

@@ -15,12 +15,14 @@ from windlass.core.plan import Speed
 from windlass.core.rule import AxisName
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
-from windlass.plan.engines import EngineProfile
+from windlass.plan.engines.load import rates_on
+from windlass.plan.engines.profile import EngineProfile
 from windlass.plan.inference.sites import Site
 from windlass.plan.inference.stages import balance
 from windlass.plan.memory import Fit, MemoryModel, Offloaded, offload
 from windlass.plan.shards import ModelShards, TpShard
 from windlass.plan.speed.roofline import SpeedModel
+from windlass.plan.speed.serving import speed
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Candidate:
     @cached_property
     def speed(self) -> Speed:
         """Worked out when somebody asks: most candidates of a search do not fit, and nobody asks how quick those are."""
-        return self.times.speed()
+        return speed(self.times)
 
     @property
     def fits(self) -> bool:
@@ -194,5 +196,10 @@ def most_sequences(
 
 def _room_for(found: Candidate, engine: EngineProfile) -> int:
     per_sequence = max(held.kv_bytes for held in found.fit.memory)
-    extra = found.fit.free_bytes // per_sequence if per_sequence else engine.max_sequences
-    return min(1 + extra, engine.max_sequences)
+    extra = found.fit.free_bytes // per_sequence if per_sequence else _most(found, engine)
+    return min(1 + extra, _most(found, engine))
+
+
+def _most(found: Candidate, engine: EngineProfile) -> int:
+    """Sequences that the engine takes at once by default, on its smallest device."""
+    return min(rates_on(engine, slot.device).max_sequences or engine.max_sequences for slot in found.fit.slots)

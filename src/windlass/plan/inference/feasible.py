@@ -10,7 +10,7 @@ from windlass.core.place import place, stored
 from windlass.core.rule import AxisName, Rule
 from windlass.core.scheme import Scheme
 from windlass.errors import Impossible
-from windlass.plan.engines import EngineProfile
+from windlass.plan.engines.profile import EngineProfile
 
 
 def check_layout(engine: EngineProfile, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> None:

@@ -9,7 +9,7 @@ from windlass.core.place import Placement
 from windlass.core.plan import Alternative, Reason
 from windlass.core.rule import AxisName
 from windlass.errors import Impossible
-from windlass.plan.engines import ENGINES
+from windlass.plan.engines.load import engine
 from windlass.plan.inference.advice import BATCH_FOR_SERVER, AdviceInputs, advice_rows
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.feasible import check_layout, valid_tp
@@ -62,7 +62,7 @@ def _vllm_cuts(request: PlanRequest, best: Candidate) -> bool:
     tp, pp, dp = best.layout.tp, best.layout.pp, best.layout.dp
     for ep in {1, tp * dp if request.spec.experts else 1}:
         try:
-            check_layout(ENGINES["vllm"], request.spec, request.rules, best.scheme, Layout(tp=tp, pp=pp, ep=ep, dp=dp))
+            check_layout(engine("vllm"), request.spec, request.rules, best.scheme, Layout(tp=tp, pp=pp, ep=ep, dp=dp))
         except Impossible:
             continue
         return True

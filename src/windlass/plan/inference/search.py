@@ -19,7 +19,8 @@ from windlass.core.scheme import Scheme, scheme
 from windlass.core.workload import GOALS, Workload, workload
 from windlass.errors import BadInput, Impossible
 from windlass.plan.cost.running import cost_of
-from windlass.plan.engines import ENGINES, EngineProfile, engine
+from windlass.plan.engines.load import NAMES, engine, loads_scheme
+from windlass.plan.engines.profile import EngineProfile
 from windlass.plan.inference.advice import BATCH_FOR_SERVER
 from windlass.plan.inference.candidates import Candidate, evaluate, most_sequences
 from windlass.plan.inference.feasible import check_layout, check_pins, layouts, working_layouts
@@ -48,6 +49,13 @@ class PlanRequest:
     pins: dict[str, int] = field(default_factory=dict[str, int])
     prompt_tokens: int | None = None
     new_tokens: int | None = None
+    requests: int = 0
+    """A burst of so many requests at once; 0: a steady stream."""
+    spread: bool = False
+    """Its answers differ in length, as those of a chat log do."""
+    draft_tokens: int = 0
+    acceptance: float = 0.0
+    cached_prefix: float = 0.0
     region: str = "world"
     stored: Scheme | None = None
     """How the files on this disk are quantized; None: they are not, or only the published config is known."""
@@ -261,7 +269,12 @@ def check(request: PlanRequest) -> None:
 
 
 def runs_on(found: EngineProfile, request: PlanRequest) -> bool:
-    return found.name in request.spec.engines and not _unsupported_kinds(found, request)
+    return supports(found, request.spec) and not _unsupported_kinds(found, request)
+
+
+def supports(found: EngineProfile, spec: ModelSpec) -> bool:
+    """Peers take their models from the same published architectures as vLLM, which is asked for all of them."""
+    return (found.name if found.name == "windlass" else "vllm") in spec.engines
 
 
 def _unsupported_kinds(found: EngineProfile, request: PlanRequest) -> set[str]:
@@ -277,11 +290,11 @@ def engines(request: PlanRequest) -> list[EngineProfile]:
         unsupported = _unsupported_kinds(found, request)
         if unsupported:
             raise Impossible(f"{found.name} does not support {', '.join(sorted(unsupported))} devices; use --engine windlass")
-        if request.spec.engines and found.name not in request.spec.engines:
+        if request.spec.engines and not supports(found, request.spec):
             others = " or ".join(request.spec.engines)
             raise Impossible(f"{found.name} does not support {request.spec.name} ({request.spec.family}); use --engine {others}")
         return [found]
-    return [found for found in ENGINES.values() if runs_on(found, request)] or [ENGINES["windlass"]]
+    return [found for found in map(engine, ("windlass", "vllm")) if runs_on(found, request)] or [engine("windlass")]
 
 
 def schemes(request: PlanRequest) -> list[Scheme]:
@@ -315,12 +328,20 @@ def _cpu_schemes(request: PlanRequest) -> tuple[str, ...]:
 
 
 def request_workload(request: PlanRequest) -> Workload:
-    return workload(
+    made = workload(
         request.context_tokens,
         request.concurrency or 1,
         request.goal,
         prompt_tokens=request.prompt_tokens,
         new_tokens=request.new_tokens,
+    )
+    return msgspec.structs.replace(
+        made,
+        requests=request.requests,
+        spread=request.spread,
+        draft_tokens=request.draft_tokens,
+        acceptance=request.acceptance,
+        cached_prefix=request.cached_prefix,
     )
 
 

@@ -1,0 +1,106 @@
+"""From the times of single steps to the figures of a plan: decode, prompts, sustained output, bursts of requests."""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import NamedTuple
+
+from windlass.core.plan import Speed
+from windlass.plan.shards import touched_share
+from windlass.plan.speed.interval import Kind, kind_of, spread_of
+from windlass.plan.speed.roofline import SpeedModel
+
+EULER = 0.577
+DRAIN_POINTS = 16
+
+
+class Pace(NamedTuple):
+    """One replica with as many sequences as run at once."""
+
+    batch: int
+    rate: float
+    """Output tokens per second while decoding."""
+    step_seconds: float
+    prompt_rate: float
+    """Prompt tokens per second, with short prompts sharing a step."""
+    first_seconds: float
+    """Of one prompt alone, to its first token."""
+
+
+def pace(times: SpeedModel) -> Pace:
+    work = times.model.workload
+    batch = times.model.sequences(times.layout)
+    rate, seconds, _ = times.decode(batch, work.mean_decode_context)
+    prompt = work.computed_prompt_tokens
+    alone, _ = times.prefill(prompt, 1)
+    prompts = max(1, min(batch, times.step_tokens // prompt))
+    together, slowest_stage = times.prefill(prompt, prompts)
+    through = (slowest_stage if batch >= times.layout.pp > 1 else together) / prompts
+    return Pace(batch, rate, seconds, work.prompt_tokens / through, alone + times.decode(1, work.prompt_tokens)[1])
+
+
+def speed(times: SpeedModel) -> Speed:
+    work, found = times.model.workload, pace(times)
+    ceiling, _, _ = times.decode(found.batch, 0, lossless=True)
+    _, seconds, worst = times.decode(found.batch, work.mean_decode_context)
+    busy = min(times.layout.dp, work.concurrency)  # one sequence keeps only one replica busy
+    sustained = _burst(times, found) if work.requests else 1 / (1 / found.rate + work.prompt_tokens / work.new_tokens / found.prompt_rate)
+    experts = times.spec.experts
+    decode, prefill, sustained = found.rate * busy, found.prompt_rate * busy, sustained * busy
+    many = Kind.BURST if work.requests and work.spread else Kind.SERVING
+    return Speed(
+        decode_tokens_per_second=round(decode, 3),
+        decode_ceiling_tokens_per_second=round(max(ceiling * busy, decode), 3),
+        prefill_tokens_per_second=round(prefill, 1),
+        sustained_tokens_per_second=round(sustained, 3),
+        time_to_first_token_seconds=round(found.first_seconds, 6),
+        bound_by=worst.bound_by,
+        step_seconds=seconds,
+        concurrency=work.concurrency,
+        decode_bytes_per_step=round(_step_bytes(times, found.batch)),
+        distinct_experts=round(touched_share(times.spec, found.batch) * experts.num_experts, 1) if experts else 0.0,
+        breakdown={name: value for name, value in worst.parts.items() if value},
+        decode_range=spread_of(times, kind_of(times, "decode")).around(decode, ceiling * busy),
+        prefill_range=spread_of(times, kind_of(times, "prompt")).around(prefill),
+        sustained_range=spread_of(times, many if found.batch > 1 else kind_of(times, "decode")).around(sustained),
+        basis=spread_of(times, kind_of(times, "decode")).basis,
+    )
+
+
+def _burst(times: SpeedModel, found: Pace) -> float:
+    """Output tokens per second of one replica over a burst: all requests arrive at once, and it ends when the last one does.
+
+    Answers of equal length end together. Answers as of a chat log are taken as exponentially distributed, so that the batch shrinks while the
+    longest ones are finished: an expected maximum of new x (ln n + 0.577) steps.
+    """
+    work = times.model.workload
+    requests = max(work.requests // times.layout.dp, 1)
+    running = min(found.batch, requests)
+    prompts = requests * work.prompt_tokens / found.prompt_rate
+    if not work.spread:
+        waves, rest = divmod(requests, running)
+        decoding = work.new_tokens * (waves * _step(times, running) + (_step(times, rest) if rest else 0.0))
+    else:
+        decoding = work.new_tokens * ((requests - running) / running * _step(times, running) + _drain(times, running))
+    return requests * work.new_tokens / (prompts + decoding)
+
+
+def _drain(times: SpeedModel, running: int) -> float:
+    """Mean answer lengths until the last of `running` sequences ends: the integral of the step over a batch that decays."""
+    end = log(running) + EULER if running > 1 else 1.0
+    middles = [(index + 0.5) / DRAIN_POINTS * end for index in range(DRAIN_POINTS)]
+    return sum(_step(times, max(round(running * exp(-point)), 1)) for point in middles) * end / DRAIN_POINTS
+
+
+def _step(times: SpeedModel, batch: int) -> float:
+    work = times.model.workload
+    return batch / times.decode(batch, work.mean_decode_context)[0]
+
+
+def _step_bytes(times: SpeedModel, batch: int) -> float:
+    """Weights and KV cache that one replica reads per step, over all its devices."""
+    total, context = 0.0, round(times.model.workload.mean_decode_context)
+    share = touched_share(times.spec, batch)
+    for slot in times.fit.slots:
+        total += times.step_bytes(slot, share, context, batch)
+    return total
