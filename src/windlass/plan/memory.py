@@ -155,7 +155,7 @@ def offload(fit: Fit, model: MemoryModel, hardware: Hardware, layout: Layout) ->
         shard = model.sizes.shard(layout, model.scheme, slot.tp, fit.shares)
         layers = fit.stages[slot.pp]
         over = max(held.total_bytes - held.capacity_bytes, 0)
-        over += _staging_bytes(shard, layers) if over else 0
+        over += _staging_bytes(shard, layers) if over and not model.engine.cpu_layers else 0
         over = min(over, held.weights_bytes)
         part = _to_tiers(over, shard.between(shard.experts, layers), room, disk, slot)
         missing = over - part.host - part.disk + max(held.total_bytes - over - held.capacity_bytes, 0)

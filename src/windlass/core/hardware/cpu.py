@@ -13,6 +13,10 @@ PEAK_FLOPS_PER_CORE = 96e9
 MATMUL_FRACTION = 0.6
 """Fraction of that peak that a good matmul reaches on all cores (clocks drop, memory is shared)."""
 
+ISA_FACTOR = {"": 1.0, "avx2": 1.0, "neon": 1.0, "avx512": 1.6, "amx": 4.0}
+"""Products over AVX2's, as engines reach them: AVX-512 has twice the lanes at lower clocks; AMX multiplies tiles (KTransformers: 21 TFLOP/s a
+socket in bf16, of which prompts see a fifth)."""
+
 STREAM_FRACTION = 0.8
 """Read bandwidth over the memory's specification; STREAM on servers gives 0.75 to 0.85."""
 
@@ -54,20 +58,26 @@ def num_cores(device: Device) -> int:
 
 @lru_cache(maxsize=64)
 def cpu_device(
-    num_cores: int, memory_bytes: int, read_bandwidth: float | None = None, source: str = "estimated from the number of cores"
+    num_cores: int,
+    memory_bytes: int,
+    read_bandwidth: float | None = None,
+    source: str = "estimated from the number of cores",
+    isa: str = "",
 ) -> Device:
     """`read_bandwidth`: measured bytes per second, if known."""
     reads = default_bandwidth(num_cores) if read_bandwidth is None else read_bandwidth
     peak = num_cores * PEAK_FLOPS_PER_CORE
+    wide = peak * ISA_FACTOR[isa]
     return Device(
         name=f"cpu:{num_cores}",
         kind="cpu",
         memory_bytes=memory_bytes,
         bandwidth=reads / STREAM_FRACTION,
         measured_bandwidth=reads,
-        flops={"fp32": peak, "bf16": peak},  # without AMX, bf16 is converted and multiplied in fp32
-        measured_flops={"fp32": peak * MATMUL_FRACTION, "bf16": peak * MATMUL_FRACTION},
+        flops={"fp32": peak, "bf16": wide},  # without AMX, bf16 is converted and multiplied in fp32
+        measured_flops={"fp32": peak * MATMUL_FRACTION, "bf16": wide * MATMUL_FRACTION},
         host_bandwidth=reads,
         watts=num_cores * WATTS_PER_CORE,
         source=source,
+        isa=isa,
     )

@@ -12,7 +12,8 @@
 
 `@X` is the network bandwidth per *device*, in bits per second and one direction: DGX-like servers have a NIC per GPU, and a CPU node
 is one device. Without `@` the catalog's usual NIC is used.
-Options: ram, disk (bytes), bw, disk_bw (bytes per second: reads of RAM and of disk), name.
+Options: ram, disk (bytes), bw, disk_bw (bytes per second: reads of RAM and of disk), name, isa (avx2, avx512, amx or neon), and cores of
+a host beside accelerators.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from functools import lru_cache
 import msgspec
 
 from windlass.core.hardware.cluster import Cluster, read_cluster
-from windlass.core.hardware.cpu import cpu_device, default_ram_bytes
+from windlass.core.hardware.cpu import ISA_FACTOR, cpu_device, default_ram_bytes
 from windlass.core.hardware.defaults import DISK_BYTES, network_bandwidth, node_ram_bytes, usual_latency
 from windlass.core.hardware.devices import device, entry
 from windlass.core.hardware.notation import describe
@@ -45,7 +46,7 @@ MAX_CAP_EXCESS = 1.01
 """Drivers differ in what they report (H200: 143771 or 144384 MiB), so a cap may exceed the catalog's memory a little."""
 
 EXAMPLE = "write it like 8xH100-80GB or 4x(8xH100-80GB,ram=2TB)@400Gb"
-OPTIONS = ("ram", "disk", "bw", "disk_bw", "name")
+OPTIONS = ("ram", "disk", "bw", "disk_bw", "name", "isa", "cores")
 _COUNTED = re.compile(r"(\d+)\s*[xX×*]\s*(.+)", re.DOTALL)
 _CAPPED = re.compile(r"([^\[\]]+?)\s*(?:\[([^\[\]]*)\])?")
 _CPU = re.compile(r"cpu\s*:\s*(\d+)", re.IGNORECASE)
@@ -196,15 +197,25 @@ def _cpu_node(term: str, options: dict[str, str]) -> Node:
     if cap is not None and cap > ram:
         raise BadInput(f"{term!r}: the cap exceeds the node's RAM of {format_bytes(ram)}; state a larger ram=")
     bandwidth = float(_size(options["bw"], per_second=True)) if "bw" in options else None
-    found = cpu_device(num_cores, ram if cap is None else cap, bandwidth)
+    found = cpu_device(num_cores, ram if cap is None else cap, bandwidth, isa=_isa(options))
     return Node(devices=(found,), ram_bytes=ram, disk_bytes=_disk(options), ram_bandwidth=found.measured_bandwidth)
 
 
 def _accelerator_node(terms: list[str], options: dict[str, str]) -> Node:
     devices = tuple(each for term in terms for each in _devices(term))
     ram = _size(options["ram"]) if "ram" in options else node_ram_bytes(devices)
-    node = Node(devices=devices, ram_bytes=ram, disk_bytes=_disk(options))
+    cores = _count(options["cores"], MAX_CORES, "cores") if options.get("cores", "").isdigit() else 0
+    if "cores" in options and not cores:
+        raise BadInput(f"cores={options['cores']} is not a number of cores")
+    node = Node(devices=devices, ram_bytes=ram, disk_bytes=_disk(options), cores=cores, isa=_isa(options))
     return msgspec.structs.replace(node, ram_bandwidth=float(_size(options["bw"], per_second=True))) if "bw" in options else node
+
+
+def _isa(options: dict[str, str]) -> str:
+    found = options.get("isa", "").lower()
+    if found not in ISA_FACTOR:
+        raise UnknownName("instruction set", found, [name for name in ISA_FACTOR if name])
+    return found
 
 
 def _devices(term: str) -> tuple[Device, ...]:

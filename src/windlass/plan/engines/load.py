@@ -48,12 +48,13 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def rates_on(profile: EngineProfile, device: Device) -> Rates:
-    return profile.rates.get(device_class(device)) or profile.rates["default"]
+    found = device_class(device)
+    return profile.rates.get(found) or profile.rates.get(found.partition("-")[0]) or profile.rates["default"]
 
 
 def knows(profile: EngineProfile, device: Device) -> bool:
     """Whether its file has figures of this class of device."""
-    return device_class(device) in profile.rates
+    return device_class(device).partition("-")[0] in profile.rates
 
 
 def loads_scheme(profile: EngineProfile, scheme_name: str) -> bool:

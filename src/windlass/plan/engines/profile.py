@@ -22,7 +22,9 @@ class Rates(Frozen):
     read: float = 1.0
     """Dense matrices, of the read bandwidth."""
     expert_read: float = 1.0
-    """Routed experts: many small matrices."""
+    """Routed experts, if they were large."""
+    half_expert: float = 0.0
+    """Bytes of one expert on a rank at which half of that is reached: small matrices do not fill the device."""
     cache: float = 1.0
     """The KV cache of a decode step."""
     latent_cache: float = 1.0

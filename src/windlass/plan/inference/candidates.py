@@ -194,6 +194,21 @@ def most_sequences(
     return found
 
 
+def queued(
+    sizes: ModelShards, site: Site, engine: EngineProfile, scheme: Scheme, layout: Layout, workload: Workload
+) -> Candidate | None:
+    """With as many of the requested sequences as memory holds; the others wait for their turn, as every server makes them.
+
+    Sequences take what they have written so far, so more run at once than would at full length; None if not even one of full length fits.
+    """
+    found = most_sequences(sizes, site, engine, scheme, layout, workload)
+    if found is None:
+        return None
+    running = min(found.workload.concurrency, workload.concurrency)
+    changed = msgspec.structs.replace(found.workload, concurrency=running, waiting=workload.concurrency - running)
+    return evaluate(sizes, site, engine, scheme, layout, changed)
+
+
 def _room_for(found: Candidate, engine: EngineProfile) -> int:
     per_sequence = max(held.kv_bytes for held in found.fit.memory)
     extra = found.fit.free_bytes // per_sequence if per_sequence else _most(found, engine)

@@ -22,7 +22,7 @@ from windlass.plan.cost.running import cost_of
 from windlass.plan.engines.load import NAMES, engine, loads_scheme
 from windlass.plan.engines.profile import EngineProfile
 from windlass.plan.inference.advice import BATCH_FOR_SERVER
-from windlass.plan.inference.candidates import Candidate, evaluate, most_sequences
+from windlass.plan.inference.candidates import Candidate, evaluate, most_sequences, queued
 from windlass.plan.inference.feasible import check_layout, check_pins, layouts, working_layouts
 from windlass.plan.inference.sites import Site, sites
 from windlass.plan.shards import ModelShards, shards_of
@@ -53,6 +53,8 @@ class PlanRequest:
     """A burst of so many requests at once; 0: a steady stream."""
     spread: bool = False
     """Its answers differ in length, as those of a chat log do."""
+    queue: bool = False
+    """Let sequences wait that do not fit into memory at once."""
     draft_tokens: int = 0
     acceptance: float = 0.0
     cached_prefix: float = 0.0
@@ -74,13 +76,20 @@ def search(request: PlanRequest) -> SearchResult:
     """The best candidate without offloading; else the best with offloading; else the one that is least short of memory."""
     refused: list[str] = []
     tiers = _site_searches(request, refused)
-    found = _on_devices(request, tiers)
+    found = _on_devices(request, tiers) or _on_devices(request, _queueing(request, refused))
     if found is not None:
         return found
     spilled = [one for tier in tiers for search in tier if (one := search.spilled()) is not None]
     if not spilled:
         raise Impossible(_no_layout(request, refused))
     return min(spilled, key=lambda one: (one.best.fit.short_bytes, *rank(request, one.best)))
+
+
+def _queueing(request: PlanRequest, refused: list[str]) -> list[list[_SiteSearch]]:
+    """Where the requested sequences do not fit at full length all at once: some wait. Only if that was asked for."""
+    if request.concurrency is None or request.concurrency == 1:
+        return []
+    return _site_searches(replace(request, queue=True), refused)
 
 
 def search_devices(request: PlanRequest) -> SearchResult | None:
@@ -141,7 +150,8 @@ class _SiteSearch:
     def _whole(self, found: Candidate) -> Candidate:
         """Evaluates every device of the replica; with fewer sequences if a device that was not evaluated before is fuller."""
         whole = evaluate(self.sizes, self.site, found.engine, found.scheme, found.layout, found.workload, every=True)
-        many = self.request.concurrency is None and found.workload.concurrency > found.layout.dp
+        asked = self.request.concurrency is not None and not self.request.queue
+        many = not asked and found.workload.concurrency > found.layout.dp
         if whole.fits or not many:
             return whole
         fewer = max(int(found.workload.concurrency * 0.9), found.layout.dp)
@@ -194,6 +204,8 @@ class _SiteSearch:
         work = request_workload(self.request)
         if self.request.concurrency is None and self.request.goal != "latency":
             return most_sequences(self.sizes, self.site, one, how, layout, work)
+        if self.request.queue:
+            return queued(self.sizes, self.site, one, how, layout, work)
         return evaluate(self.sizes, self.site, one, how, layout, work)
 
     def spilled(self) -> SearchResult | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from windlass.core.hardware.cpu import MATMUL_FRACTION, PEAK_FLOPS_PER_CORE, num_cores
+from windlass.core.hardware.cpu import ISA_FACTOR, MATMUL_FRACTION, PEAK_FLOPS_PER_CORE, num_cores
 from windlass.core.hardware.spec import Device, Hardware, Node
 from windlass.core.layout import Layout
 from windlass.core.model import LatentAttention
@@ -24,8 +24,9 @@ from windlass.plan.speed.network import Network
 from windlass.plan.speed.step import StepTime, beyond
 from windlass.plan.speed.work import Work, launch_seconds, routed_layers, score_flops
 
-HOST_BYTES_PER_CORE = 10e9
-"""Cores of a host of which only the memory's speed is known: about 10 GB/s of reads each (EPYC 7002 to 9005, Xeon 4 to 6: 5 to 19)."""
+HOST_BYTES_PER_CORE, MOST_HOST_CORES = 10e9, 32
+"""Cores of a host of which only the memory's speed is known: about 10 GB/s of reads each (EPYC 7002 to 9005, Xeon 4 to 6: 5 to 19), and no
+more than 32: faster memory is mostly more channels or a second socket."""
 DRAFT_LAYERS = 1.5
 """A draft of the MTP layer costs as much as so many layers: its own and its head."""
 
@@ -64,7 +65,7 @@ class SpeedModel:
         """The exchange of experts may hide behind the computation of the other half of the batch."""
         rates = rates_on(self.engine, self.fit.slots[0].device)
         exchange = self.network.exchange(pp, tokens)
-        hidden = min(exchange * rates.overlap, max(time.memory, time.compute))
+        hidden = min(exchange * rates.overlap, time.memory + time.compute)
         return replace(time, network=self.network.stage(pp, tokens), exchange=exchange - hidden)
 
     def slot_seconds(self, batch: float, context: float) -> list[float]:
@@ -132,6 +133,7 @@ class SpeedModel:
             expert_flops=expert_flops,
             score_flops=rows * score_flops(self.spec, layers, context) / self.layout.tp,
             rows_per_expert=self._rows_per_expert(rows / passes),
+            one_expert=self._one_expert(shard, layers),
             latent=self.latent,
             passes=passes,
         )
@@ -140,6 +142,12 @@ class SpeedModel:
         """Fraction of the experts that the CPU computes."""
         experts = shard.between(shard.experts, layers)
         return moved.host_experts / experts if self.engine.cpu_layers and experts else 0.0
+
+    def _one_expert(self, shard: TpShard, layers: Interval) -> float:
+        experts, routed = self.spec.experts, routed_layers(self.spec, layers)
+        if experts is None or not routed:
+            return 0.0
+        return shard.between(shard.experts, layers) / routed / max(experts.num_experts / self.layout.ep, 1.0)
 
     def _rows_per_expert(self, rows: float) -> float:
         experts = self.spec.experts
@@ -160,13 +168,15 @@ class SpeedModel:
     def _with_cpu(self, slot: DeviceSlot, moved: Offloaded, share: float, time: StepTime, rates: Rates) -> StepTime:
         """The CPU computes what lies in host memory: all of a layer's experts, or whole layers of a dense model."""
         node, shard, layers = self.hardware.nodes[slot.node], self._shard(slot), self.fit.stages[slot.pp]
-        ram = node.ram_bandwidth / len(node.devices) * rates.host_read
+        ram = node.ram_bandwidth / self._sharing(node) * rates.host_read
         held = share * moved.host_experts + moved.host_always
-        packed = 1 / ram + (1 / rates.host_compute if rates.host_compute else 0.0)
+        packed = 1 / ram
+        if rates.host_compute:  # unpacking few bits takes as long as unpacking four
+            packed += 1 / (rates.host_compute * min(self.scheme.bits / 4, 1.0))
         switches = routed_layers(self.spec, layers) * self._away(shard, layers, moved)
         dense = shard.between(shard.always, layers)
         switches += (layers[1] - layers[0]) * moved.host_always / dense if dense else 0.0
-        disk = (share * moved.disk_experts + moved.disk_always) / (node.disk_bandwidth / len(node.devices))
+        disk = (share * moved.disk_experts + moved.disk_always) / (node.disk_bandwidth / self._sharing(node))
         return replace(time, host_compute=held * packed + switches * rates.host_layer_seconds, expert_fetch=disk)
 
     def _with_both(self, slot: DeviceSlot, moved: Offloaded, share: float, time: StepTime, rates: Rates) -> StepTime:
@@ -174,15 +184,15 @@ class SpeedModel:
         if not moved.host_experts or not self.kernel_pass.has(slot):
             return time
         node = self.hardware.nodes[slot.node]
-        both = node.ram_bandwidth / len(node.devices) * rates.host_read
-        disk = node.disk_bandwidth / len(node.devices) * rates.host_read
+        both = node.ram_bandwidth / self._sharing(node) * rates.host_read
+        disk = node.disk_bandwidth / self._sharing(node) * rates.host_read
         exchange = 0.0 if rates is IDEAL else routed_layers(self.spec, self.fit.stages[slot.pp]) * EXCHANGE_SECONDS
         fetch = share * (moved.host_experts / both + moved.disk_experts / disk) + exchange
         return replace(time, expert_fetch=min(fetch, time.expert_fetch))
 
     def _streamed(self, slot: DeviceSlot, moved: Offloaded, share: float, passes: int, time: StepTime, rates: Rates) -> StepTime:
         node = self.hardware.nodes[slot.node]
-        link, disk = self._link(slot, node, rates), node.disk_bandwidth / len(node.devices) * rates.host_read
+        link, disk = self._link(slot, node, rates), node.disk_bandwidth / self._sharing(node) * rates.host_read
         return replace(
             time,
             host_link=passes * moved.host_always / link,
@@ -190,8 +200,12 @@ class SpeedModel:
             expert_fetch=passes * share * (moved.host_experts / link + moved.disk_experts / disk),
         )
 
+    def _sharing(self, node: Node) -> int:
+        """Devices of a node that use its memory at the same time: stages take turns."""
+        return min(self.layout.tp, len(node.devices)) if self.layout.pp > 1 else len(node.devices)
+
     def _link(self, slot: DeviceSlot, node: Node, rates: Rates) -> float:
-        ram = node.ram_bandwidth / len(node.devices)
+        ram = node.ram_bandwidth / self._sharing(node)
         return min(slot.device.host_bandwidth or node.ram_bandwidth, ram) * rates.host_stream
 
     def _share(self, rows: float, lossless: bool) -> float:
@@ -200,10 +214,9 @@ class SpeedModel:
         return touched_share(self.spec, tokens) if lossless else busiest_share(self.spec, tokens, self.layout.ep)
 
     def _slot_time(self, slot: DeviceSlot, work: Work, rates: Rates) -> StepTime:
-        return StepTime(
-            memory=work.memory_seconds(slot.device.measured_bandwidth, rates),
-            compute=work.compute_seconds(self._matmul_rate(slot.device), rates),
-        )
+        bandwidth, flops = slot.device.measured_bandwidth, self._matmul_rate(slot.device)
+        memory, compute = work.floor(bandwidth, flops) if rates is IDEAL else work.seconds(bandwidth, flops, rates)
+        return StepTime(memory=memory, compute=compute)
 
     def _launch(self, layers: Interval, device: Device, rates: Rates) -> float:
         key = (layers, device.name)
@@ -303,7 +316,7 @@ class SpeedModel:
         if moved.host_always:
             dense = shard.between(shard.flops_per_token, layers) - shard.between(shard.expert_flops, layers)
             flops += tokens * dense * moved.host_always / max(shard.between(shard.always, layers), 1.0)
-        by_cpu = flops / (_host_flops(node) / len(node.devices) * rates.host_product)
+        by_cpu = flops / (_host_flops(node) / self._sharing(node) * rates.host_product)
         by_link = chunks * (moved.host_always + share * moved.host_experts) / self._link(slot, node, rates)
         disk = streamed.disk + chunks * share * moved.disk_experts / node.disk_bandwidth
         return replace(time, host_compute=min(by_cpu, by_link), disk=disk)
@@ -311,4 +324,5 @@ class SpeedModel:
 
 def _host_flops(node: Node) -> float:
     """Plain AVX2 products of the host beside a device, by its cores if they are known, else by the speed of its memory."""
-    return max(node.ram_bandwidth / HOST_BYTES_PER_CORE, 4.0) * PEAK_FLOPS_PER_CORE * MATMUL_FRACTION
+    cores = node.cores or min(max(node.ram_bandwidth / HOST_BYTES_PER_CORE, 4.0), MOST_HOST_CORES)
+    return cores * ISA_FACTOR[node.isa] * PEAK_FLOPS_PER_CORE * MATMUL_FRACTION

@@ -29,8 +29,9 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Memory reads and compute overlap; launches and network do not; offloaded layers are streamed in parallel to all of it."""
-        here = max(self.memory, self.compute) + self.kernels + self.front_end + self.network + self.exchange
+        """Work of one kind is bound by its reads or by its products, and counted as such; launches and network add to it; offloaded layers are
+        streamed in parallel to all of it."""
+        here = self.memory + self.compute + self.kernels + self.front_end + self.network + self.exchange
         return max(here, self.host_link, self.disk) + self.expert_fetch + self.host_compute
 
     @property
@@ -47,4 +48,4 @@ class StepTime:
 
 def beyond(floor: StepTime, seconds: float) -> StepTime:
     """Counts the time beyond the roofline as kernel overhead."""
-    return replace(floor, kernels=max(seconds - max(floor.memory, floor.compute), 0.0))
+    return replace(floor, kernels=max(seconds - floor.memory - floor.compute, 0.0))

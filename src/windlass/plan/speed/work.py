@@ -22,19 +22,36 @@ class Work:
     expert_flops: float
     score_flops: float
     rows_per_expert: float
+    one_expert: float
+    """Bytes of one expert on this device."""
     latent: bool
     passes: int = 1
     """How often the weights are read: once per step or per prefill chunk."""
 
-    def memory_seconds(self, bandwidth: float, rates: Rates) -> float:
-        cache = rates.latent_cache if self.latent else rates.cache
-        weights = self.dense_bytes / rates.read + self.expert_bytes / rates.expert_read
-        return (self.passes * weights + self.cache_bytes / cache) / bandwidth
+    def seconds(self, bandwidth: float, flops: float, rates: Rates) -> tuple[float, float]:
+        """(bound by memory, bound by products): dense matrices, experts and attention follow each other, each at the slower of its two."""
+        pairs = self.parts(bandwidth, flops, rates).values()
+        return sum(read for read, product in pairs if read >= product), sum(product for read, product in pairs if read < product)
 
-    def compute_seconds(self, flops: float, rates: Rates) -> float:
-        filled = self.rows_per_expert / (self.rows_per_expert + rates.half_rows) if self.expert_flops else 1.0
-        experts = self.expert_flops / (rates.expert_product * filled) if self.expert_flops else 0.0
-        return (self.dense_flops / rates.product + experts + self.score_flops / rates.score) / flops
+    def floor(self, bandwidth: float, flops: float) -> tuple[float, float]:
+        """The same without losses, if all reads and all products overlapped."""
+        read = (self.passes * (self.dense_bytes + self.expert_bytes) + self.cache_bytes) / bandwidth
+        product = (self.dense_flops + self.expert_flops + self.score_flops) / flops
+        return (read, 0.0) if read >= product else (0.0, product)
+
+    def parts(self, bandwidth: float, flops: float, rates: Rates) -> dict[str, tuple[float, float]]:
+        """(seconds of reads, seconds of products) of each kind of work."""
+        small = self.one_expert / (self.one_expert + rates.half_expert) if self.one_expert else 1.0
+        filled = self.rows_per_expert / (self.rows_per_expert + rates.half_rows)
+        cache = rates.latent_cache if self.latent else rates.cache
+        return {
+            "dense": (self.passes * self.dense_bytes / rates.read / bandwidth, self.dense_flops / rates.product / flops),
+            "experts": (
+                self.passes * self.expert_bytes / (rates.expert_read * small) / bandwidth,
+                self.expert_flops / (rates.expert_product * filled) / flops,
+            ),
+            "attention": (self.cache_bytes / cache / bandwidth, self.score_flops / rates.score / flops),
+        }
 
 
 def launch_seconds(spec: ModelSpec, layers: Interval, rates: Rates, cores: int) -> float:
