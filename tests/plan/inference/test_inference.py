@@ -297,7 +297,7 @@ def test_throughput_fits_where_latency_does(hardware: str, model: str) -> None:
     "model", ["GLM-4.5-Air", "Llama-3.1-70B", "Falcon-40B", "GLM-4-32B-0414", "gpt-oss-120b", "GLM-4.7-Flash"]
 )
 def test_the_ranks_that_stand_for_all_are_the_fullest(model: str) -> None:
-    from windlass.plan.engines import engine
+    from windlass.plan.engines.load import engine
     from windlass.plan.inference.candidates import evaluate
     from windlass.plan.inference.search import request_workload
     from windlass.plan.inference.sites import whole_site

@@ -21,7 +21,7 @@ windlass plan INTELLECT-3 --cloud"""
 
 SERVING = (
     "engine", "goal", "context", "concurrency", "quant", "group", "kv", "prompt_tokens", "new_tokens", "gpu_memory", "host_memory",
-    "disk_folder",
+    "disk_folder", "requests", "spread", "rate", "ttft", "tpot", "drafts", "acceptance", "cached_prefix", "explain",
 )  # fmt: skip
 TRAINING = ("tokens", "sequence", "batch")
 
@@ -39,7 +39,12 @@ def plan(
         metavar="HARDWARE",
         help="8xH100-80GB, 2xA100-80GB[70GB],ram=200GB, 4x(8xH100-80GB)@400Gb, 3x(cpu:16,ram=32GB)@1Gb or cluster.toml. Default: this machine.",
     ),
-    engine: str = typer.Option("auto", metavar="auto|windlass|vllm", help="Inference engine."),
+    engine: str = typer.Option(
+        "auto",
+        metavar="auto|NAME",
+        help="windlass, vllm, sglang, tensorrt-llm, llama.cpp (ollama, lmstudio), ik_llama.cpp, ktransformers or mlx. Default: the one that suits it "
+        "best of those that run it today.",
+    ),
     goal: str = typer.Option("latency", metavar="latency|throughput|cost", help="What to optimize for."),
     context: str | None = typer.Option(None, metavar="8k", help="Context length in tokens, per sequence. Default: 8k."),
     concurrency: int | None = typer.Option(
@@ -59,6 +64,17 @@ def plan(
     dp: int | None = typer.Option(None, help="Data-parallel degree: replicas. Default: chosen."),
     prompt_tokens: str | None = typer.Option(None, metavar="1k", help="Prompt length for the speed estimate."),
     new_tokens: str | None = typer.Option(None, metavar="1k", help="Output length for the speed estimate."),
+    requests: int = typer.Option(0, metavar="N", help="A burst of N requests at once, from the first to the last; not a steady stream."),
+    spread: bool = typer.Option(
+        False, "--spread", help="With --requests: answers differ in length as in a chat log, so the batch empties slowly."
+    ),
+    rate: str | None = typer.Option(None, metavar="5/s", help="Requests per second: how many are in flight, and how long they wait."),
+    ttft: str | None = typer.Option(None, metavar="1s", help="With --rate: longest time to the first token."),
+    tpot: str | None = typer.Option(None, metavar="50ms", help="With --rate: longest time between tokens."),
+    drafts: int = typer.Option(0, metavar="N", help="Speculative decoding (MTP or a small draft): drafted tokens per step."),
+    acceptance: float = typer.Option(0.7, metavar="0..1", help="With --drafts: chance that a draft is accepted."),
+    cached_prefix: float = typer.Option(0.0, metavar="0..1", help="Part of each prompt that is in the prefix cache."),
+    explain: bool = typer.Option(False, "--explain", help="Show a decode step as a table of its parts; with --plot, also draw it."),
     train: bool = typer.Option(False, "--train", help="Plan a training run."),
     tokens: str | None = typer.Option(None, metavar="15T", help="Training: total tokens."),
     sequence: str | None = typer.Option(None, metavar="4k", help="Training: tokens per sequence."),
@@ -70,7 +86,7 @@ def plan(
     region: str = typer.Option("world", metavar="R", help="Power grid for the carbon estimate: a country or a cloud region."),
     as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON."),
     save: Path | None = typer.Option(None, metavar="plan.json", help="Save the plan, for `windlass run --plan`."),
-    plot: Path | None = typer.Option(None, metavar="out.png", help="Plot memory per device."),
+    plot: Path | None = typer.Option(None, metavar="out.png", help="Plot memory per device; with --explain, the step's parts."),
 ) -> int:
     """Plan how to run a model: devices, layout, quantization, memory, speed and cost, with reasons.
 
@@ -114,6 +130,15 @@ def plan(
         gpu_memory=gpu_memory,
         host_memory=host_memory,
         disk_folder=disk_folder,
+        requests=requests,
+        spread=spread,
+        rate=rate,
+        ttft=ttft,
+        tpot=tpot,
+        drafts=drafts,
+        acceptance=acceptance,
+        cached_prefix=cached_prefix,
+        explain=explain,
     )
     return plan_inference.run(target, inference, output)
 

@@ -24,11 +24,21 @@ from windlass.plan.engines.profile import EngineProfile
 from windlass.plan.inference.advice import BATCH_FOR_SERVER
 from windlass.plan.inference.candidates import Candidate, evaluate, most_sequences, queued
 from windlass.plan.inference.feasible import check_layout, check_pins, layouts, working_layouts
-from windlass.plan.inference.sites import Site, sites
+from windlass.plan.inference.sites import Site, raised_limit, sites
+from windlass.plan.inference.tried import not_run_yet
 from windlass.plan.shards import ModelShards, shards_of
 
 LARGE = 64
 """Above this many devices, only the three shortest pipelines that fit are tried per (tp, ep): longer ones only add latency."""
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """A stream of requests, and the limits of their times."""
+
+    rate: float
+    first_seconds: float
+    between_seconds: float
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,8 @@ class PlanRequest:
     """A burst of so many requests at once; 0: a steady stream."""
     spread: bool = False
     """Its answers differ in length, as those of a chat log do."""
+    explain: bool = False
+    load: LoadRequest | None = None
     queue: bool = False
     """Let sequences wait that do not fit into memory at once."""
     draft_tokens: int = 0
@@ -78,6 +90,9 @@ def search(request: PlanRequest) -> SearchResult:
     tiers = _site_searches(request, refused)
     found = _on_devices(request, tiers) or _on_devices(request, _queueing(request, refused))
     if found is not None:
+        return found
+    raised = raised_limit(request.hardware)
+    if raised is not None and (found := _on_devices(request, _site_searches(replace(request, hardware=raised), refused))):
         return found
     spilled = [one for tier in tiers for search in tier if (one := search.spilled()) is not None]
     if not spilled:
@@ -271,6 +286,10 @@ def check(request: PlanRequest) -> None:
         value = getattr(request, name)
         if value is not None and value < 1:
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
+    if not 0 <= request.draft_tokens <= 16 or not 0 <= request.acceptance <= 1 or not 0 <= request.cached_prefix < 1:
+        raise BadInput("--drafts is from 0 to 16, --acceptance from 0 to 1, --cached-prefix from 0 to less than 1")
+    if not 0 <= request.requests <= 10**7:
+        raise BadInput("--requests must be from 1 to 10,000,000")
     work = request_workload(request)
     if work.prompt_tokens + work.new_tokens > max(request.context_tokens, 2):
         raise BadInput(
@@ -296,17 +315,52 @@ def _unsupported_kinds(found: EngineProfile, request: PlanRequest) -> set[str]:
 
 
 def engines(request: PlanRequest) -> list[EngineProfile]:
-    """The one set with --engine, or all that support the model on these devices; if none does, the embedded one for its memory model."""
+    """The one set with --engine, or all that run the model on these devices today; if none does, the embedded one for its memory model."""
     if request.engine != "auto":
         found = engine(request.engine)
         unsupported = _unsupported_kinds(found, request)
         if unsupported:
-            raise Impossible(f"{found.name} does not support {', '.join(sorted(unsupported))} devices; use --engine windlass")
+            raise Impossible(
+                f"{found.title} does not support {', '.join(sorted(unsupported))} devices; use --engine {_for_kinds(request)}"
+            )
         if request.spec.engines and not supports(found, request.spec):
             others = " or ".join(request.spec.engines)
             raise Impossible(f"{found.name} does not support {request.spec.name} ({request.spec.family}); use --engine {others}")
+        _check_scheme(found, request)
         return [found]
-    return [found for found in map(engine, ("windlass", "vllm")) if runs_on(found, request)] or [engine("windlass")]
+    return [found for found in map(engine, _choices(request)) if runs_on(found, request) and _loads(found, request)] or [
+        engine("windlass")
+    ]
+
+
+def _choices(request: PlanRequest) -> tuple[str, ...]:
+    """Engines worth trying on these devices, without those paths of ours that were never run."""
+    devices = request.hardware.distinct_devices
+    kinds = {device.kind for device in devices}
+    peers = ("mlx", "llama.cpp") if kinds == {"metal"} else ("llama.cpp",) if "cpu" in kinds else ("vllm", "llama.cpp")
+    one = 1 if kinds == {"cpu"} else request.hardware.num_devices
+    tried = not not_run_yet(devices, one, offloads=False, to_disk=False, has_kernels=False)
+    return ("windlass", *peers) if tried else peers
+
+
+def _for_kinds(request: PlanRequest) -> str:
+    kinds = {device.kind for device in request.hardware.distinct_devices}
+    return "mlx" if kinds == {"metal"} else "llama.cpp"
+
+
+def _scheme_name(request: PlanRequest) -> str:
+    return request.quant if request.quant != "auto" else request.stored.name if request.stored is not None else ""
+
+
+def _loads(found: EngineProfile, request: PlanRequest) -> bool:
+    name = _scheme_name(request)
+    return not name or loads_scheme(found, name)
+
+
+def _check_scheme(found: EngineProfile, request: PlanRequest) -> None:
+    if not _loads(found, request):
+        able = [name for name in NAMES if loads_scheme(engine(name), _scheme_name(request))]
+        raise Impossible(f"{found.title} does not load {_scheme_name(request)} files; use --engine {' or '.join(able) or 'auto'}")
 
 
 def schemes(request: PlanRequest) -> list[Scheme]:
@@ -329,7 +383,7 @@ def schemes(request: PlanRequest) -> list[Scheme]:
         order = ["mxfp4", "int4"]
     elif native == "fp8":
         order = ["fp8", "int8", "int4"]
-    if any(device.kind in ("cpu", "metal") for device in request.hardware.distinct_devices):
+    if any("fp8" not in device.flops for device in request.hardware.distinct_devices):  # no units for it: as slow as bf16, and lossier
         order = [name for name in order if name != "fp8"] or ["int8", "int4"]
     return [scheme(name, request.group, request.kv) for name in order]
 
@@ -372,4 +426,5 @@ def rank(request: PlanRequest, candidate: Candidate) -> tuple[float, ...]:
 def preferred(request: PlanRequest, available: list[EngineProfile]) -> list[EngineProfile]:
     """The embedded engine first, unless the concurrency is high or the goal is throughput or cost."""
     many = request.concurrency > BATCH_FOR_SERVER if request.concurrency else request.goal != "latency"
-    return sorted(available, key=lambda found: (found.name != "vllm") if many else (found.name != "windlass"))
+    first = "vllm" if many else "windlass"
+    return sorted(available, key=lambda found: (found.name != first, NAMES.index(found.name) if found.name != "mlx" else 0))

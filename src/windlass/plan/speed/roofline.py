@@ -240,6 +240,17 @@ class SpeedModel:
         """fp8 weights use fp8 activations if the device supports it; integer weights are dequantized to bf16 first."""
         return device.matmul_flops("fp8" if self.scheme.name == "fp8" else "bf16")
 
+    def device_work(self, batch: float, context: float) -> tuple[DeviceSlot, Work, dict[str, tuple[float, float]]]:
+        """Of the slowest device: its work in a decode step, and the seconds of reads and of products by kind."""
+        seconds = self.slot_seconds(batch, context)
+        at = seconds.index(max(seconds))
+        slot, moved = self.fit.slots[at], self.fit.offloaded[at]
+        shard, layers, rows = self._shard(slot), self.fit.stages[slot.pp], batch * self.rows
+        cache = self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
+        work = self._work(shard, layers, moved, rows, 1, False, cache=cache, context=context)
+        rates = IDEAL if self.kernel_pass.runs(slot, moved) else rates_on(self.engine, slot.device)
+        return slot, work, work.parts(slot.device.measured_bandwidth, self._matmul_rate(slot.device), rates)
+
     def step_bytes(self, slot: DeviceSlot, share: float, context: int, batch: int) -> float:
         """Weights and KV cache that a device reads per step."""
         shard, layers = self._shard(slot), self.fit.stages[slot.pp]
