@@ -114,10 +114,23 @@ def outcome(row: dict[str, Any]) -> Outcome:
     try:
         plan = plan_row(row)
     except Error as error:
-        return Outcome(**known, published=published, predicted=0, low=0, high=0, ceiling=0, error=-1, inside=False, fits=False, note=str(error))
+        return Outcome(
+            **known,
+            published=published,
+            predicted=0,
+            low=0,
+            high=0,
+            ceiling=0,
+            error=-1,
+            inside=False,
+            fits=False,
+            note=str(error),
+        )
     if not plan.fits or plan.speed is None:
         note = f"short {plan.short_bytes / 2**30:.1f} GiB" if not plan.fits else "no speed predicted"
-        return Outcome(**known, published=published, predicted=0, low=0, high=0, ceiling=0, error=-1, inside=False, fits=plan.fits, note=note)
+        return Outcome(
+            **known, published=published, predicted=0, low=0, high=0, ceiling=0, error=-1, inside=False, fits=plan.fits, note=note
+        )
     value, (low, high) = figure(row, plan, plan.speed)
     per = len(parse_hardware(row["on"]).nodes) if row.get("per_node") else 1
     ceiling = plan.speed.decode_ceiling_tokens_per_second / per if row["metric"] in ("decode", "sustained") else 0.0
@@ -179,7 +192,11 @@ def main() -> None:
         _print_rows(found)
     print("| kind | part | rows | refused | median absolute error | bias | inside the interval |\n|" + "---|" * 7)
     for one in summary(found):
-        shown = [f"{one[key]:+.0%}" if key == "bias" else f"{one[key]:.0%}" for key in ("median_absolute_error", "bias", "inside") if one[key] is not None]
+        shown = [
+            f"{one[key]:+.0%}" if key == "bias" else f"{one[key]:.0%}"
+            for key in ("median_absolute_error", "bias", "inside")
+            if one[key] is not None
+        ]
         print(f"| {one['kind']} | {one['part']} | {one['rows']} | {one['refused']} | " + " | ".join(shown) + " |")
 
 

@@ -12,7 +12,13 @@ from windlass.core.plan import DeviceMemoryPlan
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
 from windlass.plan.engines.load import rates_on
-from windlass.plan.engines.profile import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, EngineProfile
+from windlass.plan.engines.profile import (
+    ACTIVATION_BYTES,
+    CPU_ACTIVATION_BYTES,
+    CPU_CONTEXT_BYTES,
+    CPU_STEP_TOKENS,
+    EngineProfile,
+)
 from windlass.plan.shards import ModelShards, TpShard
 
 HOST_FRACTION = 0.9

@@ -64,17 +64,23 @@ def plan(
     dp: int | None = typer.Option(None, help="Data-parallel degree: replicas. Default: chosen."),
     prompt_tokens: str | None = typer.Option(None, metavar="1k", help="Prompt length for the speed estimate."),
     new_tokens: str | None = typer.Option(None, metavar="1k", help="Output length for the speed estimate."),
-    requests: int = typer.Option(0, metavar="N", help="A burst of N requests at once, from the first to the last; not a steady stream."),
+    requests: int = typer.Option(
+        0, metavar="N", help="A burst of N requests at once, from the first to the last; not a steady stream."
+    ),
     spread: bool = typer.Option(
         False, "--spread", help="With --requests: answers differ in length as in a chat log, so the batch empties slowly."
     ),
-    rate: str | None = typer.Option(None, metavar="5/s", help="Requests per second: how many are in flight, and how long they wait."),
+    rate: str | None = typer.Option(
+        None, metavar="5/s", help="Requests per second: how many are in flight, and how long they wait."
+    ),
     ttft: str | None = typer.Option(None, metavar="1s", help="With --rate: longest time to the first token."),
     tpot: str | None = typer.Option(None, metavar="50ms", help="With --rate: longest time between tokens."),
     drafts: int = typer.Option(0, metavar="N", help="Speculative decoding (MTP or a small draft): drafted tokens per step."),
     acceptance: float = typer.Option(0.7, metavar="0..1", help="With --drafts: chance that a draft is accepted."),
     cached_prefix: float = typer.Option(0.0, metavar="0..1", help="Part of each prompt that is in the prefix cache."),
-    explain: bool = typer.Option(False, "--explain", help="Show a decode step as a table of its parts; with --plot, also draw it."),
+    explain: bool = typer.Option(
+        False, "--explain", help="Show a decode step as a table of its parts; with --plot, also draw it."
+    ),
     train: bool = typer.Option(False, "--train", help="Plan a training run."),
     tokens: str | None = typer.Option(None, metavar="15T", help="Training: total tokens."),
     sequence: str | None = typer.Option(None, metavar="4k", help="Training: tokens per sequence."),

@@ -71,7 +71,9 @@ def _summary(plan: Plan) -> Table:
         )
         if work.concurrency > 1 or work.requests:
             burst = f" over a burst of {work.requests:,} requests" if work.requests else ""
-            table.add_row("output", f"{_ranged(speed.sustained_tokens_per_second, speed.sustained_range)} tokens/s with prompts{burst}")
+            table.add_row(
+                "output", f"{_ranged(speed.sustained_tokens_per_second, speed.sustained_range)} tokens/s with prompts{burst}"
+            )
         table.add_row("interval", f"[dim]8 of 10 runs lie in it ({speed.basis})[/]")
         if plan.load is not None:
             table.add_row("load", _load_row(plan.load))
@@ -104,14 +106,18 @@ def _load_row(load: LoadPlan) -> str:
 
 
 def _step_table(plan: Plan) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title="\na decode step", title_style="bold")
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, title_justify="left", title="\na decode step", title_style="bold"
+    )
     for name in ("part", "bytes", "GFLOP", "time", "share", ""):
         table.add_column(name, justify="left" if name in ("part", "") else "right")
     whole = sum(part.seconds for part in plan.step)
     for part in plan.step:
         reads = format_bytes(part.num_bytes) if part.num_bytes else ""
         flops = f"{part.flops / 1e9:,.1f}" if part.flops else ""
-        table.add_row(part.name, reads, flops, format_seconds(part.seconds), f"{part.seconds / whole:.0%}", f"[dim]{part.waits}[/]")
+        table.add_row(
+            part.name, reads, flops, format_seconds(part.seconds), f"{part.seconds / whole:.0%}", f"[dim]{part.waits}[/]"
+        )
     return table
 
 

@@ -65,6 +65,8 @@ class PlanRequest:
     """Its answers differ in length, as those of a chat log do."""
     explain: bool = False
     load: LoadRequest | None = None
+    last_resort: bool = False
+    """Nothing else can do it: a path of our engine that was never run is better than none, and is said to be one."""
     queue: bool = False
     """Let sequences wait that do not fit into memory at once."""
     draft_tokens: int = 0
@@ -96,6 +98,8 @@ def search(request: PlanRequest) -> SearchResult:
         return found
     spilled = [one for tier in tiers for search in tier if (one := search.spilled()) is not None]
     if not spilled:
+        if request.engine == "auto" and not request.last_resort and "windlass" in request.spec.engines:
+            return search(replace(request, last_resort=True))
         raise Impossible(_no_layout(request, refused))
     return min(spilled, key=lambda one: (one.best.fit.short_bytes, *rank(request, one.best)))
 
@@ -340,7 +344,7 @@ def _choices(request: PlanRequest) -> tuple[str, ...]:
     peers = ("mlx", "llama.cpp") if kinds == {"metal"} else ("llama.cpp",) if "cpu" in kinds else ("vllm", "llama.cpp")
     one = 1 if kinds == {"cpu"} else request.hardware.num_devices
     tried = not not_run_yet(devices, one, offloads=False, to_disk=False, has_kernels=False)
-    return ("windlass", *peers) if tried else peers
+    return ("windlass", *peers) if tried or request.last_resort else peers
 
 
 def _for_kinds(request: PlanRequest) -> str:
@@ -383,7 +387,9 @@ def schemes(request: PlanRequest) -> list[Scheme]:
         order = ["mxfp4", "int4"]
     elif native == "fp8":
         order = ["fp8", "int8", "int4"]
-    if any("fp8" not in device.flops for device in request.hardware.distinct_devices):  # no units for it: as slow as bf16, and lossier
+    if any(
+        "fp8" not in device.flops for device in request.hardware.distinct_devices
+    ):  # no units for it: as slow as bf16, and lossier
         order = [name for name in order if name != "fp8"] or ["int8", "int4"]
     return [scheme(name, request.group, request.kv) for name in order]
 
@@ -415,6 +421,8 @@ def rank(request: PlanRequest, candidate: Candidate) -> tuple[float, ...]:
     """Sort key, smaller is better. Ties go to fewer stages, then to less expert parallelism."""
     speed, layout = candidate.speed, candidate.layout
     plain = (float(layout.pp), float(layout.ep), float(layout.tp))
+    if candidate.workload.waiting:
+        return (-round(speed.sustained_tokens_per_second, 1), *plain)
     if request.goal == "latency":
         return (round(speed.step_seconds, 6), round(speed.time_to_first_token_seconds, 4), *plain)
     if request.goal == "throughput":

@@ -23,7 +23,7 @@ WAITS = {
 def step_parts(times: SpeedModel, batch: int, context: float) -> tuple[StepPart, ...]:
     """Of the slowest stage's slowest device; kernels timed one by one are not taken apart further."""
     _, _, worst = times.decode(batch, context)
-    slot, work, seconds = times.device_work(batch, context)
+    _, work, seconds = times.device_work(batch, context)
     flops = {"dense": work.dense_flops, "experts": work.expert_flops, "attention": work.score_flops}
     reads = {"dense": work.dense_bytes, "experts": work.expert_bytes, "attention": work.cache_bytes}
     made = [

@@ -92,7 +92,9 @@ class SpeedModel:
         rates = rates_on(self.engine, slot.device)
         if not self.kernel_pass.runs(slot, moved):
             time = self._slot_time(slot, work, rates)
-            time = replace(time, kernels=self._launch(layers, slot.device, rates) * self._drafting, front_end=self._front_end(rates, batch))
+            time = replace(
+                time, kernels=self._launch(layers, slot.device, rates) * self._drafting, front_end=self._front_end(rates, batch)
+            )
             return self._offloaded(slot, moved, rows, time, rates)
         floor = self._slot_time(slot, work, IDEAL)
         return beyond(floor, self.kernel_pass.seconds(slot, ceil(rows), ceil(rows), round(context)))

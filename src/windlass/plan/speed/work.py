@@ -44,12 +44,12 @@ class Work:
         small = self.one_expert / (self.one_expert + rates.half_expert) if self.one_expert else 1.0
         filled = self.rows_per_expert / (self.rows_per_expert + rates.half_rows)
         cache = rates.latent_cache if self.latent else rates.cache
+        read = self.passes * self.expert_bytes / (rates.expert_read * small) / bandwidth
+        product = self.expert_flops / (rates.expert_product * filled) / flops
         return {
             "dense": (self.passes * self.dense_bytes / rates.read / bandwidth, self.dense_flops / rates.product / flops),
-            "experts": (
-                self.passes * self.expert_bytes / (rates.expert_read * small) / bandwidth,
-                self.expert_flops / (rates.expert_product * filled) / flops,
-            ),
+            # Few rows are multiplied one by one, reading an expert for each, rather than in tiles that stay empty.
+            "experts": (read, min(product, read * max(self.rows_per_expert, 1.0)) if read else product),
             "attention": (self.cache_bytes / cache / bandwidth, self.score_flops / rates.score / flops),
         }
 
