@@ -10,7 +10,7 @@ from windlass.plan.training.memory.states import Elements, StateBytes, stage_ele
 from windlass.plan.training.stages import Stage, layer_kinds, stages
 from windlass.plan.training.work.layers import embedding_operations, head_operations, next_token_operations
 
-OVERHEAD_BYTES = 943_000_000
+CONTEXT_BYTES = 943_000_000
 """CUDA context and libraries 551 MB, NCCL buffers 392 MB for 4 to 8 devices (ai-dynamo/aiconfigurator systems/*.yaml)."""
 
 FRAGMENTATION = 0.05
@@ -125,7 +125,7 @@ class Footprints:
         ends = flying * kept.embedding * stage.has_embedding + kept.head * stage.has_head
         states = stage_states_of(elements, job, stage)
         activations = layers + ends + kept.working
-        overhead = OVERHEAD_BYTES + FRAGMENTATION * (states.device + activations)
+        overhead = CONTEXT_BYTES + FRAGMENTATION * (states.device + activations)
         return DeviceBytes(states=states, activations=activations, overhead=overhead)
 
 
