@@ -37,7 +37,19 @@ from windlass.units import GIB  # noqa: E402
 ROWS = ROOT / "tests" / "data" / "training_rows.toml"
 CONFIGS = ROOT / "src" / "windlass" / "families" / "configs"
 DEGREES = ("tp", "cp", "pp", "ep")
-PLAIN = ("virtual_stages", "zero", "recompute", "compute", "gradients", "offload", "framework", "compile", "loss", "states", "shards")
+PLAIN = (
+    "virtual_stages",
+    "zero",
+    "recompute",
+    "compute",
+    "gradients",
+    "offload",
+    "framework",
+    "compile",
+    "loss",
+    "states",
+    "shards",
+)
 
 
 class Row(Frozen):
@@ -250,8 +262,16 @@ def _summary(what: str, part: str, source: str, errors: list[float]) -> Summary:
 def rows_table() -> str:
     lines = ["| source | row | tokens/s | predicted | error | GiB | predicted | error | fits |", "|---" * 9 + "|"]
     for row in rows():
-        speed = f"{row.tokens_per_second:,.0f} | {row.predicted_speed:,.0f} | {row.speed_error:+.0%}" if row.tokens_per_second else " | | "
-        held = f"{row.memory_gib:.1f} | {row.predicted_gib:.1f} | {row.memory_error:+.0%}" if row.memory_gib else f" | {row.predicted_gib:.1f} | "
+        speed = (
+            f"{row.tokens_per_second:,.0f} | {row.predicted_speed:,.0f} | {row.speed_error:+.0%}"
+            if row.tokens_per_second
+            else " | | "
+        )
+        held = (
+            f"{row.memory_gib:.1f} | {row.predicted_gib:.1f} | {row.memory_error:+.0%}"
+            if row.memory_gib
+            else f" | {row.predicted_gib:.1f} | "
+        )
         lines.append(f"| {row.source} | {row.name} | {speed} | {held} | {'yes' if row.fits else '**no**'} |")
     return "\n".join(lines)
 
