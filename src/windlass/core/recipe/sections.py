@@ -120,7 +120,7 @@ class AssumeSection(Frozen):
 
     framework: Framework = "auto"
     """Whose efficiency: `pytorch` (FSDP2: torchtitan, llm-foundry, TRL, and `windlass train`), `megatron` (Megatron-Core, NeMo),
-    `deepspeed`. auto: by run.engine."""
+    `deepspeed`. auto: deepspeed if that is run.engine, megatron if tp or pp is pinned, else pytorch."""
     loss: LossKind = "auto"
     """`whole`: logits in 16 bits, their log-softmax and its gradient in fp32, and the gradient in 16 bits; `fused`: in place (Megatron,
     Liger, a compiled loss); `chunked`: logits of a part of the tokens at a time (torchtune, TRL)."""

@@ -66,10 +66,13 @@ def efficiency_of(job: TrainingJob) -> Efficiency:
 
 
 def framework_of(recipe: Recipe) -> Framework:
+    """One for the whole search, so that layouts compare. Who pins tp or pp has Megatron or its like."""
     asked = recipe.assume.framework
     if asked != "auto":
         return asked
-    return "deepspeed" if recipe.run.engine == "deepspeed" else "pytorch"
+    if recipe.run.engine == "deepspeed":
+        return "deepspeed"
+    return "megatron" if (recipe.parallel.tp or 1) * (recipe.parallel.pp or 1) > 1 else "pytorch"
 
 
 def loss_of(recipe: Recipe) -> LossKind:

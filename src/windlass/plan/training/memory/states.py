@@ -58,7 +58,7 @@ def parameter_bytes(
 def job_bytes(job: TrainingJob) -> ParameterBytes:
     """FSDP keeps its shards in fp32 and gathers 16-bit copies, so that there are no 16-bit weights beside them: 4 + 4 + 8."""
     each = parameter_bytes(job.compute, job.gradients, job.optimizer, job.states)
-    if job.framework != "pytorch" or job.zero != 3 or job.states != "fp32" or job.compute == "fp32":
+    if job.framework != "pytorch" or job.zero != 3 or job.states != "fp32" or job.compute == "fp32" or job.offload != "none":
         return each
     return ParameterBytes(weights=4.0, gradients=each.gradients, optimizer=each.optimizer - 4.0)
 
