@@ -38,6 +38,16 @@ def default_bandwidth(num_cores: int) -> float:
     return max(desktop, server)
 
 
+DESKTOP_TRANSFERS, SERVER_TRANSFERS = 5600, 4800
+"""Million transfers per second of DDR5, if not said: desktops have one or two channels, servers four and more."""
+
+
+def channel_bandwidth(channels: int, transfers: int | None = None) -> float:
+    """Bytes per second that `channels` memory channels of 64 bits read."""
+    each = transfers or (DESKTOP_TRANSFERS if channels <= 2 else SERVER_TRANSFERS)
+    return STREAM_FRACTION * channels * 8 * each * 1e6
+
+
 @lru_cache(maxsize=64)
 def cpu_device(
     num_cores: int, memory_bytes: int, read_bandwidth: float | None = None, source: str = "estimated from the number of cores"

@@ -20,7 +20,15 @@ from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.plan.inference.feasible import divisors
 from windlass.plan.training.batch import BatchChoice, choose_batch, default_tokens
-from windlass.plan.training.feasible import check_hardware, check_sequence, why_not, why_not_ep, why_not_job, why_not_tp
+from windlass.plan.training.feasible import (
+    check_hardware,
+    check_precision,
+    check_sequence,
+    why_not,
+    why_not_ep,
+    why_not_job,
+    why_not_tp,
+)
 from windlass.plan.training.frameworks import efficiency, framework_of, loss_of
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import DeviceBytes, Footprints
@@ -120,6 +128,7 @@ class SearchSpace(Frozen):
 
 def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe) -> SearchSpace:
     check_hardware(hardware, recipe.memory.offload)
+    check_precision(hardware, recipe.precision.compute)
     sequence = recipe.data.sequence_length or min(DEFAULT_SEQUENCE_TOKENS, spec.context_tokens)
     check_sequence(spec, sequence, recipe.data)
     world = hardware.num_devices
