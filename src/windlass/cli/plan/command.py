@@ -50,7 +50,11 @@ def plan(
     concurrency: int | None = typer.Option(
         None, metavar="N", help="Concurrent sequences. Default: 1 for latency, as many as fit for throughput and cost."
     ),
-    quant: str = typer.Option("auto", metavar="auto|bf16|fp8|int8|int4", help="Weight quantization."),
+    quant: str = typer.Option(
+        "auto",
+        metavar="auto|bf16|fp8|int8|int4|q4_k_m|...",
+        help="Weight quantization; also GGUF types, nvfp4, mxfp4, awq, gptq, int3, int5, int6.",
+    ),
     group: int = typer.Option(128, metavar="128|64|32", help="Quantization group size (int4, int8)."),
     kv: str = typer.Option("bf16", metavar="bf16|fp8|fp32", help="KV cache type."),
     gpu_memory: str | None = typer.Option(None, metavar="SIZE[,SIZE...]", help="Most memory to use of each GPU. Default: all."),

@@ -60,7 +60,7 @@ def plan_recipe(recipe: Recipe, target: str, on: str | None = None, region: str 
 def with_trainer_defaults(recipe: Recipe, num_devices: int) -> Recipe:
     """Fills what the recipe leaves out with the trainer's defaults instead of the planner's choices: the plan is what will run.
 
-    The trainer has no sequence parallelism; the planner requires it only for tp with ep.
+    The trainer has no sequence parallelism; the planner requires it only for tp with ep. Its loss is computed in chunks.
     """
     if recipe.run.engine != "torch":
         return recipe
@@ -75,6 +75,7 @@ def with_trainer_defaults(recipe: Recipe, num_devices: int) -> Recipe:
         parallel=replace(parallel, **degrees, zero=zero, sequence_parallel=sequence_parallel),
         batch=replace(recipe.batch, micro_batch=recipe.batch.micro_batch or 1),
         memory=replace(recipe.memory, recompute=recipe.memory.recompute or "none"),
+        assume=replace(recipe.assume, framework="pytorch", loss="chunked"),
     )
 
 

@@ -33,14 +33,23 @@ def training_summary(plan: Plan) -> Table:
 
 def _speed_rows(table: Table, train: dict[str, Any], tokens: int) -> None:
     run, saved = train["run"], train["checkpoint"]
-    seconds = train["step_seconds"]
+    seconds, ranges = train["step_seconds"], train["intervals"]
+    rate = ranges["tokens_per_second"]
     table.add_row(
         "predicted",
-        f"{format_seconds(seconds)} per step, {format_rate(tokens / seconds)} tokens/s, MFU {train['model_flops_utilization']:.1%}",
+        f"{format_rate(tokens / seconds)} tokens/s, {format_rate(rate['low'])}-{format_rate(rate['high'])} (80 %);"
+        f" {format_seconds(seconds)} per step, MFU {train['model_flops_utilization']:.1%}",
+    )
+    held = ranges["total_bytes"]
+    table.add_row(
+        "memory",
+        f"{format_bytes(train['memory']['total_bytes'])}, {format_bytes(held['low'])}-{format_bytes(held['high'])} (80 %)"
+        f" of {format_bytes(train['memory']['capacity_bytes'])} per device",
     )
     table.add_row(
         "run",
-        f"{format_count(run['tokens'])} tokens in {run['steps']:,} steps: {run['days']:,.1f} days, {run['days_with_failures']:,.1f} with failures",
+        f"{format_count(run['tokens'])} tokens in {run['steps']:,} steps: {run['days']:,.1f} days, {run['days_with_failures']:,.1f} with failures"
+        f" ({ranges['days']['low']:,.1f}-{ranges['days']['high']:,.1f})",
     )
     money = f", ${run['usd']:,.0f}" if run["usd"] else ""
     table.add_row("cost", f"{run['device_hours']:,.0f} device-hours{money}, {_energy(run['kwh'])}, {_mass(run['kg_co2'])} CO2")

@@ -23,9 +23,6 @@ STREAM_FRACTION = 0.8
 RAM_BYTES_PER_CORE = 4 * GB
 """Default without `ram=`: the 4 GB per vCPU of the clouds' general-purpose machines (AWS m, GCP n2-standard, Azure D)."""
 
-CHANNEL_BYTES_PER_SECOND = 38.4e9
-"""DDR5-4800, 8 bytes wide."""
-
 WATTS_PER_CORE = 4.0
 """An EPYC 9654 is sold at 360 W for 96 cores."""
 
@@ -45,15 +42,24 @@ def default_channels(num_cores: int) -> int:
 def default_bandwidth(num_cores: int) -> float:
     """Estimated read bandwidth in bytes per second, replaced by `bw=` or a probe.
 
-    One core draws about 15 GB/s (measured: two threads of an EPYC read 30 GB/s); a channel of DDR5-4800 gives 38.4 GB/s, of which about
-    0.8 are read (STREAM).
+    One core draws about 15 GB/s (measured: two threads of an EPYC read 30 GB/s), and no more than the channels give.
     """
-    return min(15e9 * num_cores, CHANNEL_BYTES_PER_SECOND * STREAM_FRACTION * default_channels(num_cores))
+    return min(15e9 * num_cores, channel_bandwidth(default_channels(num_cores)))
 
 
 def num_cores(device: Device) -> int:
     """Of a CPU; 0 of an accelerator."""
     return int(device.name.rpartition(":")[2]) if device.kind == "cpu" else 0
+
+
+DESKTOP_TRANSFERS, SERVER_TRANSFERS = 5600, 4800
+"""Million transfers per second of DDR5, if not said: desktops have one or two channels, servers four and more."""
+
+
+def channel_bandwidth(channels: int, transfers: int | None = None) -> float:
+    """Bytes per second that `channels` memory channels of 64 bits read."""
+    each = transfers or (DESKTOP_TRANSFERS if channels <= 2 else SERVER_TRANSFERS)
+    return STREAM_FRACTION * channels * 8 * each * 1e6
 
 
 @lru_cache(maxsize=64)

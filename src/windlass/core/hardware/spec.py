@@ -12,7 +12,7 @@ class Device(Frozen):
 
     name: str
     kind: str
-    """`cuda`, `rocm`, `metal` or `cpu`."""
+    """`cuda`, `rocm`, `metal`, `xpu`, `hpu`, `tpu` or `cpu`."""
     memory_bytes: int
     """As the driver reports it, less any cap the user set."""
     bandwidth: float

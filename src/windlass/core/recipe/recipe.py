@@ -14,6 +14,7 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.core.recipe.sections import (
+    AssumeSection,
     BatchSection,
     CheckpointSection,
     DataSection,
@@ -52,6 +53,7 @@ class Recipe(Frozen):
     validation: ValidationSection = ValidationSection()
     guard: GuardSection = GuardSection()
     run: RunSection = RunSection()
+    assume: AssumeSection = AssumeSection()
 
 
 def load_recipe(path: str | Path, settings: Sequence[str] = ()) -> Recipe:
