@@ -29,7 +29,7 @@ DATA = Path(__file__).parent / "published" / "inference.toml"
 
 # Bits per weight of files that no scheme of core/scheme.py is called after (llama.cpp's quantize --help; ik_llama.cpp's for iq5_k).
 GGUF_BITS = {
-    "q2_k_xl": 2.7, "iq2_m": 2.7, "iq4_xs": 4.25, "q4_0": 4.5, "q4_k_m": 4.85, "iq5_k": 5.5, "q8_0": 8.5, "mlx4_5": 4.5, "mlx4_64": 4.5,
+    "ud_q2_k_xl_211": 2.7, "ud_iq2_m": 2.7, "iq4_xs": 4.25, "q4_0": 4.5, "q4_k_m": 4.85, "iq5_k": 5.5, "q8_0": 8.5, "mlx4_5": 4.5, "mlx4_64": 4.5,
 }  # fmt: skip
 
 

@@ -23,6 +23,8 @@ from windlass.plan.shards import ModelShards, TpShard
 
 HOST_FRACTION = 0.9
 """Fraction of host memory that weights may fill; the rest is for the system and the page cache."""
+MAPPED_FRACTION = 0.97
+"""The same where weights are mapped from their file: they are the page cache."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,10 @@ def offload(fit: Fit, model: MemoryModel, hardware: Hardware, layout: Layout) ->
     """Offloads what does not fit to host memory, then to disk. On a CPU the only slower tier is disk."""
     import msgspec
 
-    room = {node: _host_room(hardware, node) for node in {slot.node for slot in fit.slots}}
+    room = {
+        node: _host_room(hardware, node, MAPPED_FRACTION if model.engine.cpu_layers else HOST_FRACTION)
+        for node in {slot.node for slot in fit.slots}
+    }
     disk = {node: float(hardware.nodes[node].disk_bytes) for node in room}
     moved: list[Offloaded] = []
     memory: list[DeviceMemoryPlan] = []
@@ -181,9 +186,9 @@ def offload(fit: Fit, model: MemoryModel, hardware: Hardware, layout: Layout) ->
     )
 
 
-def _host_room(hardware: Hardware, node: int) -> float:
+def _host_room(hardware: Hardware, node: int, fraction: float) -> float:
     found = hardware.nodes[node]
-    return 0.0 if any(device.kind == "cpu" for device in found.devices) else found.ram_bytes * HOST_FRACTION
+    return 0.0 if any(device.kind == "cpu" for device in found.devices) else found.ram_bytes * fraction
 
 
 def _staging_bytes(shard: TpShard, layers: Interval) -> float:

@@ -28,8 +28,8 @@ TRAINING = ("tokens", "sequence", "batch")
 
 def plan(
     ctx: typer.Context,
-    target: str = typer.Argument(
-        ...,
+    target: str | None = typer.Argument(
+        None,
         metavar="MODEL|RECIPE.toml",
         help="A path, a registry name, a Hugging Face name, or a training recipe.",
         autocompletion=complete_model,
@@ -82,6 +82,11 @@ def plan(
     drafts: int = typer.Option(0, metavar="N", help="Speculative decoding (MTP or a small draft): drafted tokens per step."),
     acceptance: float = typer.Option(0.7, metavar="0..1", help="With --drafts: chance that a draft is accepted."),
     cached_prefix: float = typer.Option(0.0, metavar="0..1", help="Part of each prompt that is in the prefix cache."),
+    calibrate: bool = typer.Option(
+        False,
+        "--calibrate",
+        help="Measure this machine first (half a minute): memory, products, link, disk, launches; later plans use it.",
+    ),
     explain: bool = typer.Option(
         False, "--explain", help="Show a decode step as a table of its parts; with --plot, also draw it."
     ),
@@ -106,6 +111,19 @@ def plan(
     from windlass.cli.plan import training as plan_training
     from windlass.cli.plan.output import PlanOutput
 
+    if calibrate:
+        _refuse(ctx, ("on",), "another machine's; --calibrate measures this one")
+        from windlass.cli.plan import calibrate as plan_calibrate
+
+        limits = plan_calibrate.calibrate_here(shown=not as_json)
+        if target is None:
+            if as_json:
+                typer.echo(plan_calibrate.as_json(limits))
+            return 0
+    if target is None:
+        from windlass.errors import BadInput
+
+        raise BadInput("say which model: windlass plan GLM-4.5-Air --on 1xH200")
     output = PlanOutput(as_json=as_json, save=save, plot=plot)
     pins = {name: value for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)) if value is not None}
     if train or target.endswith(".toml"):

@@ -11,6 +11,7 @@ import msgspec
 from windlass.cli.console import working
 from windlass.cli.plan.output import PlanOutput
 from windlass.core.hardware.caps import capped
+from windlass.core.hardware.measured import MeasuredRun
 from windlass.core.hardware.spec import Hardware
 from windlass.core.plan import CloudOffer, Plan
 from windlass.core.scheme import Scheme, scheme
@@ -19,6 +20,7 @@ from windlass.open.hardware import resolve_hardware, with_disk
 from windlass.open.resolve import ModelDescription, describe_model
 from windlass.plan.cloud.inference import cloud_offers
 from windlass.plan.inference.assemble import make_plan
+from windlass.plan.inference.measured import with_limits
 from windlass.plan.inference.search import LoadRequest, PlanRequest
 from windlass.units import parse_bytes, parse_context
 
@@ -79,7 +81,8 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
         parse_context(text) if text is not None else None
         for text in (arguments.context, arguments.prompt_tokens, arguments.new_tokens)
     )
-    hardware = _with_caps(_hardware(arguments.on, arguments.cloud), arguments)
+    hardware, runs = _measured(_hardware(arguments.on, arguments.cloud), here=arguments.on is None and not arguments.cloud)
+    hardware = _with_caps(hardware, arguments)
     return PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
@@ -103,7 +106,19 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
         cached_prefix=arguments.cached_prefix,
         explain=arguments.explain,
         load=_load(arguments),
+        measured=runs,
     )
+
+
+def _measured(hardware: Hardware, *, here: bool) -> tuple[Hardware, tuple[MeasuredRun, ...]]:
+    """This machine with the figures measured on it, and the benchmark runs kept of it."""
+    from windlass.measure import kept
+
+    if not here or not kept.wanted() or not kept.path().is_file():
+        return hardware, ()
+    found, name = kept.load(), kept.this_machine()
+    limits = found.limits.get(name)
+    return with_limits(hardware, limits) if limits is not None else hardware, kept.runs_of(found, name)
 
 
 def _load(arguments: InferenceArguments) -> LoadRequest | None:

@@ -65,10 +65,8 @@ def _summary(plan: Plan) -> Table:
         pace = f"{_ranged(speed.decode_tokens_per_second, speed.decode_range)} tokens/s predicted, {format_seconds(speed.step_seconds)} per step"
         ceiling = f"ceiling {format_rate(speed.decode_ceiling_tokens_per_second)} ({share:.0%} of it)"
         table.add_row("decode", f"{pace}, bound by {speed.bound_by}\n{ceiling}")
-        table.add_row(
-            "prefill",
-            f"{_ranged(speed.prefill_tokens_per_second, speed.prefill_range)} tokens/s; time to first token {format_seconds(speed.time_to_first_token_seconds)}",
-        )
+        first = f"time to first token {format_seconds(speed.time_to_first_token_seconds)}"
+        table.add_row("prefill", f"{_ranged(speed.prefill_tokens_per_second, speed.prefill_range)} tokens/s; {first}")
         if work.concurrency > 1 or work.requests:
             burst = f" over a burst of {work.requests:,} requests" if work.requests else ""
             table.add_row(

@@ -16,6 +16,7 @@ from windlass.core.scheme import Scheme, scheme
 from windlass.core.tiers.values import TierPlacement
 from windlass.plan.cost.running import cost_of, energy_of
 from windlass.plan.inference.candidates import Candidate, most_sequences
+from windlass.plan.inference.measured import corrected
 from windlass.plan.inference.reasons import alternative, reasons_for
 from windlass.plan.inference.remedy import remedies
 from windlass.plan.inference.search import PlanRequest, runs_on, search
@@ -39,8 +40,8 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
     )
     used = found.site.devices[: best.layout.world]
     runs = runs_on(best.engine, replace(request, hardware=found.site.hardware))
-    speed = best.speed if runs and best.fits else None
-    rate = best.speed.sustained_tokens_per_second if speed else 0.0
+    speed, measured = corrected(best, found.site, request.measured) if runs and best.fits else (None, [])
+    rate = speed.sustained_tokens_per_second if speed else 0.0
     offloaded = bool(best.fit.host_bytes or best.fit.disk_bytes)
     return Plan(
         model=model_facts(request.spec, request.rules),
@@ -52,7 +53,7 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
         speed=speed,
         cost=cost_of(used, rate),
         energy=energy_of(used, rate, request.region),
-        reasons=(*reasons_for(request, found, placement), *tier_reasons(tiers)),
+        reasons=(*reasons_for(request, found, placement), *measured, *tier_reasons(tiers)),
         alternatives=tuple(alternative(request, best, other) for other in found.others),
         workload=best.workload,
         hardware=request.hardware.description,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from windlass.core.hardware.measured import MeasuredRun
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
@@ -65,6 +66,8 @@ class PlanRequest:
     """Its answers differ in length, as those of a chat log do."""
     explain: bool = False
     load: LoadRequest | None = None
+    measured: tuple[MeasuredRun, ...] = ()
+    """Benchmark runs of this machine."""
     last_resort: bool = False
     """Nothing else can do it: a path of our engine that was never run is better than none, and is said to be one."""
     queue: bool = False
