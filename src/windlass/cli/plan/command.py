@@ -123,7 +123,7 @@ def plan(
     if target is None:
         from windlass.errors import BadInput
 
-        raise BadInput("say which model: windlass plan GLM-4.5-Air --on 1xH200")
+        raise BadInput("say which model: windlass plan MODEL --on 1xH200")
     output = PlanOutput(as_json=as_json, save=save, plot=plot)
     pins = {name: value for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)) if value is not None}
     if train or target.endswith(".toml"):

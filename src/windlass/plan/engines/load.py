@@ -37,7 +37,7 @@ def engine(name: str) -> EngineProfile:
 def _table(name: str) -> dict[str, Any]:
     """With what it takes from the engine that it is like; rates are merged class by class."""
     found: dict[str, Any] = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    default = found["rates"].get("default", {}) if "rates" in found else {}
+    default: dict[str, Any] = found.get("rates", {}).get("default", {})
     if "like" not in found:
         return {**found, "rates": {key: {**default, **value} for key, value in found["rates"].items()}}
     parent = _table(found["like"])

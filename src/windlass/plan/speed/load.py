@@ -38,26 +38,31 @@ class ServedLoad:
         prompts = rate * self.prompt_seconds
         if prompts >= 1:
             return self._beyond(rate)
-        batch = 1
-        for _ in range(STEPS):  # in flight, tokens slow down, so more are in flight: a fixed point
-            between = self.step(batch) / (1 - prompts)
-            wanted = rate * (self.first_seconds + self.work.new_tokens * between)
-            grown = max(round((batch + wanted) / 2), 1)
-            if grown == batch or grown > 4 * self.most:
-                break
-            batch = grown
+        wanted, between = self._in_flight(rate, prompts)
         if wanted > self.most:
             return self._beyond(rate)
-        used = max(prompts, wanted / self.most)
         waiting = prompts / (1 - prompts) * self.prompt_seconds
         return LoadPlan(
             requests_per_second=rate,
             in_flight=round(wanted, 1),
-            utilisation=round(used, 3),
+            utilisation=round(max(prompts, wanted / self.most), 3),
             time_to_first_token_seconds=round(self.first_seconds + waiting, 4),
             time_per_token_seconds=round(between, 5),
             within=True,
         )
+
+    def _in_flight(self, rate: float, prompts: float) -> tuple[float, float]:
+        """(requests in flight, seconds between tokens): the more are in flight the slower they are, so it is a fixed point."""
+        batch = 1
+        for _ in range(STEPS):
+            between = self.step(batch) / (1 - prompts)
+            wanted = rate * (self.first_seconds + self.work.new_tokens * between)
+            grown = max(round((batch + wanted) / 2), 1)
+            if grown == batch or grown > 4 * self.most:
+                return wanted, between
+            batch = grown
+        between = self.step(batch) / (1 - prompts)
+        return float(batch), between
 
     def _beyond(self, rate: float) -> LoadPlan:
         """More than it serves: the queue grows without end."""

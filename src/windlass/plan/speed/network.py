@@ -51,12 +51,12 @@ class Network:
         device, near = self._group(pp)[0].device, min(ranks, len(self.hardware.nodes[0].devices))
         rates, own = rates_on(self.engine, device), tokens / self.layout.tp * self.spec.hidden_size
         element = self.dispatch_bytes + COMBINE_BYTES
-        inside = own * _distinct(near, experts.num_active * near / ranks) * element
+        inside = own * distinct(near, experts.num_active * near / ranks) * element
         inside /= (device.link_among(near) or device.host_bandwidth) * rates.collective
         nodes = ranks / near
         if nodes <= 1:
             return mixtures * (inside + 2 * (COLLECTIVE_SECONDS["nvlink"] + ranks * PEER_SECONDS))
-        far = own * _distinct(nodes, experts.num_active) * (nodes - 1) / nodes * element
+        far = own * distinct(nodes, experts.num_active) * (nodes - 1) / nodes * element
         outside = far / (self.hardware.network_bandwidth * rates.collective)
         latency = 2 * (2 * self.hardware.network_latency_seconds + ranks * PEER_SECONDS)
         return mixtures * (max(inside, outside) + latency)
@@ -93,6 +93,6 @@ class Network:
         return 10e-6 + num_bytes / (here.device.link_bandwidth or here.device.host_bandwidth or 1e9)
 
 
-def _distinct(places: float, picks: float) -> float:
+def distinct(places: float, picks: float) -> float:
     """Expected places that `picks` even draws fall into."""
     return places * (1 - (1 - 1 / places) ** picks) if places > 1 else min(picks, 1.0)

@@ -49,7 +49,7 @@ class Work:
         return {
             "dense": (self.passes * self.dense_bytes / rates.read / bandwidth, self.dense_flops / rates.product / flops),
             # Few rows are multiplied one by one, reading an expert for each, rather than in tiles that stay empty.
-            "experts": (read, min(product, read * max(self.rows_per_expert, 1.0)) if read else product),
+            "experts": (read, min(product, max(read * self.rows_per_expert, product * filled)) if read else product),
             "attention": (self.cache_bytes / cache / bandwidth, self.score_flops / rates.score / flops),
         }
 
