@@ -12,7 +12,8 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
 
 GROUPS = (128, 64, 32)
-KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0625, "int4": 0.5625}
+"""Per element; the integers with a 16-bit scale for every 32 (q8_0 and q4_0), for planning other engines."""
 
 
 class Keep(Enum):

@@ -35,7 +35,8 @@ BARS = {
     "decode one": 0.12, "decode batch": 0.20, "serving": 0.20, "burst": 0.35, "decode GPU+RAM": 0.25, "decode Apple": 0.20,
     "prompt GPU": 0.25, "prompt GPU+RAM": 0.25, "prompt Apple": 0.25,
 }  # fmt: skip
-"""Bursts have no bar of their own: kernels for formats that the device has no units for lose more at middle batches than is modelled. CPU is not among them: its left-out part is one row of another program over slow Ethernet (docs/reference/predictions.md)."""
+"""Bursts have a wider one: kernels for formats that the device has no units for lose more at middle batches than is modelled.
+CPU is not among them: its left-out part is one row of another program over slow Ethernet (docs/reference/predictions.md)."""
 
 
 def test_left_out_sources_are_within_their_bars(found: list[Any]) -> None:

@@ -56,7 +56,7 @@ def plan(
         help="Weight quantization; also GGUF types, nvfp4, mxfp4, awq, gptq, int3, int5, int6.",
     ),
     group: int = typer.Option(128, metavar="128|64|32", help="Quantization group size (int4, int8)."),
-    kv: str = typer.Option("bf16", metavar="bf16|fp8|fp32", help="KV cache type."),
+    kv: str = typer.Option("bf16", metavar="bf16|fp8|int8|int4|fp32", help="KV cache type."),
     gpu_memory: str | None = typer.Option(None, metavar="SIZE[,SIZE...]", help="Most memory to use of each GPU. Default: all."),
     host_memory: str | None = typer.Option(None, metavar="SIZE", help="Most host memory to use of each machine. Default: all."),
     disk_folder: Path | None = typer.Option(

@@ -108,6 +108,8 @@ class EngineProfile(Frozen):
     """Takes what it does not state itself from this engine."""
     schemes: tuple[str, ...] = ()
     """Names of the quantizations it loads, `q*` for a group of names; empty: all of ours."""
+    caches: tuple[str, ...] = ("bf16", "fp8", "fp32")
+    """Types of the KV cache."""
     splits: tuple[str, ...] = ("tp", "pp", "ep", "dp")
     """Degrees that may be more than 1."""
     windowed_cache: bool = False

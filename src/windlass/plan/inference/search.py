@@ -16,7 +16,7 @@ from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
 from windlass.core.rule import Rule
-from windlass.core.scheme import Scheme, scheme
+from windlass.core.scheme import KV_BYTES, Scheme, scheme
 from windlass.core.workload import GOALS, Workload, workload
 from windlass.errors import BadInput, Impossible
 from windlass.plan.cost.running import cost_of
@@ -366,10 +366,15 @@ def _scheme_name(request: PlanRequest) -> str:
 
 def _loads(found: EngineProfile, request: PlanRequest) -> bool:
     name = _scheme_name(request)
-    return not name or loads_scheme(found, name)
+    return (not name or loads_scheme(found, name)) and (request.kv in found.caches or request.kv not in KV_BYTES)
 
 
 def _check_scheme(found: EngineProfile, request: PlanRequest) -> None:
+    if request.kv in KV_BYTES and request.kv not in found.caches:
+        able = [name for name in NAMES if request.kv in engine(name).caches]
+        raise Impossible(
+            f"{found.title} has no KV cache in {request.kv}, only in {', '.join(found.caches)}; use --engine {' or '.join(able)}"
+        )
     if not _loads(found, request):
         able = [name for name in NAMES if loads_scheme(engine(name), _scheme_name(request))]
         raise Impossible(f"{found.title} does not load {_scheme_name(request)} files; use --engine {' or '.join(able) or 'auto'}")
