@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from windlass.core.count import distinct_experts
+from windlass.core.count import distinct_experts, mixer_flops
 from windlass.core.layout import Layout
-from windlass.core.model import Attention, ModelSpec, layer_cache_bytes
+from windlass.core.model import Attention, ModelSpec, MoE, layer_cache_bytes
 from windlass.core.place import Interval, Placement, local_bytes, local_experts, local_shape, place
 from windlass.core.rule import Axis, AxisName, ModelPart, Role, Rule
 from windlass.core.scheme import Scheme
@@ -137,6 +137,8 @@ class ModelShards:
         self._shards: dict[tuple[object, ...], TpShard] = {}
         self._placements: dict[tuple[object, ...], Placement] = {}
         self._caches: dict[tuple[object, ...], float] = {}
+        self._scores: dict[tuple[Interval, float], float] = {}
+        self._routed = _running(isinstance(layer.feed_forward, MoE) for layer in spec.layers)
 
     def placement(self, layout: Layout, scheme: Scheme, shares: tuple[float, ...] = ()) -> Placement:
         key = (layout.tp, layout.ep, scheme, shares)
@@ -161,6 +163,19 @@ class ModelShards:
                 for layer in self.spec.layers[layers[0] : layers[1]]
             )
         return self._caches[key]
+
+    def score_flops(self, layers: Interval, context: float) -> float:
+        """Attention of one token over `context` keys, limited by windows and sparse attention, before tp."""
+        key = (layers, context)
+        if key not in self._scores:
+            known: dict[int, float] = {}
+            mixers = [layer.mixer for layer in self.spec.layers[layers[0] : layers[1]]]
+            self._scores[key] = sum(known.setdefault(id(mixer), mixer_flops(mixer, context)) for mixer in mixers)
+        return self._scores[key]
+
+    def routed_layers(self, layers: Interval) -> float:
+        """Layers with routed experts."""
+        return self._routed[layers[1]] - self._routed[layers[0]]
 
 
 @lru_cache(maxsize=2)

@@ -21,6 +21,8 @@ class Rates(Frozen):
 
     read: float = 1.0
     """Dense matrices, of the read bandwidth."""
+    packed: float = 1.0
+    """Of that, with weights of fewer than 8 bits: unpacking them costs."""
     expert_read: float = 1.0
     """Routed experts, if they were large."""
     half_expert: float = 0.0

@@ -70,6 +70,8 @@ class PlanRequest:
     """Benchmark runs of this machine."""
     last_resort: bool = False
     """Nothing else can do it: a path of our engine that was never run is better than none, and is said to be one."""
+    first_engine: bool = False
+    """Try no other engine than the one that comes first."""
     queue: bool = False
     """Let sequences wait that do not fit into memory at once."""
     draft_tokens: int = 0
@@ -115,7 +117,9 @@ def _queueing(request: PlanRequest, refused: list[str]) -> list[list[_SiteSearch
 
 
 def search_devices(request: PlanRequest) -> SearchResult | None:
-    """The best candidate without offloading; None if there is none. Asked many times, so what cannot hold the weights is not searched."""
+    """The best candidate without offloading; None if there is none. Asked many times, so what cannot hold the weights is not searched, and only the
+    engine that comes first is asked."""
+    request = replace(request, first_engine=True)
     if _device_bytes(request.hardware) < least_bytes(request.rules):
         return None
     return _on_devices(request, _site_searches(request, []))
@@ -182,7 +186,8 @@ class _SiteSearch:
     def _fitting(self, how: Scheme) -> list[Candidate]:
         """Fitting candidates of one scheme, best first. Layouts that leave devices idle, or with a tp group across nodes, only if
         there are no others."""
-        for one in preferred(self.request, engines(self.request)):
+        able = preferred(self.request, engines(self.request))
+        for one in able[:1] if self.request.first_engine else able:
             for idle in (False, True):
                 fitting = self._candidates(one, how, idle)
                 if fitting:

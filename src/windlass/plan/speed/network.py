@@ -7,6 +7,7 @@ from math import ceil, log2
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec, MoE, Wiring
+from windlass.core.place import Interval
 from windlass.plan.engines.load import rates_on
 from windlass.plan.engines.profile import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, EngineProfile, Rates
 from windlass.plan.memory import DeviceSlot, Fit
@@ -31,12 +32,14 @@ class Network:
         layers = self.fit.stages[pp]
         element_bytes = CPU_ACTIVATION_BYTES if self.fit.slots[0].device.kind == "cpu" else ACTIVATION_BYTES
         message = tokens * self.spec.hidden_size * element_bytes
-        reduces = sum(
+        seconds = self._reduces(layers) * self._all_reduce(pp, message) if self.layout.tp > 1 else 0.0
+        return seconds + (self._hop(pp, message) if pp + 1 < self.layout.pp else 0.0)
+
+    def _reduces(self, layers: Interval) -> int:
+        return sum(
             1 if layer.wiring in (Wiring.PARALLEL, Wiring.PARALLEL_ONE_NORM) else 2
             for layer in self.spec.layers[layers[0] : layers[1]]
         )
-        seconds = reduces * self._all_reduce(pp, message)
-        return seconds + (self._hop(pp, message) if pp + 1 < self.layout.pp else 0.0)
 
     def exchange(self, pp: int, tokens: float) -> float:
         """Expert parallelism across replicas: two all-to-alls per layer, to dispatch `tokens` of a replica and to combine results.

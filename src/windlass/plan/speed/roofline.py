@@ -22,7 +22,7 @@ from windlass.plan.shards import TpShard, busiest_share, touched_share
 from windlass.plan.speed.kernel_pass import KernelPass, head_reads
 from windlass.plan.speed.network import Network
 from windlass.plan.speed.step import StepTime, beyond
-from windlass.plan.speed.work import Work, launch_seconds, routed_layers, score_flops
+from windlass.plan.speed.work import Work, launch_seconds
 
 HOST_BYTES_PER_CORE, MOST_HOST_CORES = 10e9, 32
 """Cores of a host of which only the memory's speed is known: about 10 GB/s of reads each (EPYC 7002 to 9005, Xeon 4 to 6: 5 to 19), and no
@@ -133,10 +133,11 @@ class SpeedModel:
             cache_bytes=cache,
             dense_flops=dense + head,
             expert_flops=expert_flops,
-            score_flops=rows * score_flops(self.spec, layers, context) / self.layout.tp,
+            score_flops=rows * self.model.sizes.score_flops(layers, context) / self.layout.tp,
             rows_per_expert=self._rows_per_expert(rows / passes),
             one_expert=self._one_expert(shard, layers),
             latent=self.latent,
+            packed=self.scheme.bits < 8 and not self.scheme.only_experts,
             passes=passes,
         )
 
@@ -146,7 +147,7 @@ class SpeedModel:
         return moved.host_experts / experts if self.engine.cpu_layers and experts else 0.0
 
     def _one_expert(self, shard: TpShard, layers: Interval) -> float:
-        experts, routed = self.spec.experts, routed_layers(self.spec, layers)
+        experts, routed = self.spec.experts, self.model.sizes.routed_layers(layers)
         if experts is None or not routed:
             return 0.0
         return shard.between(shard.experts, layers) / routed / max(experts.num_experts / self.layout.ep, 1.0)
@@ -175,7 +176,7 @@ class SpeedModel:
         packed = 1 / ram
         if rates.host_compute:  # unpacking few bits takes as long as unpacking four
             packed += 1 / (rates.host_compute * min(self.scheme.bits / 4, 1.0))
-        switches = routed_layers(self.spec, layers) * self._away(shard, layers, moved)
+        switches = self.model.sizes.routed_layers(layers) * self._away(shard, layers, moved)
         dense = shard.between(shard.always, layers)
         switches += (layers[1] - layers[0]) * moved.host_always / dense if dense else 0.0
         disk = (share * moved.disk_experts + moved.disk_always) / (node.disk_bandwidth / self._sharing(node))
@@ -188,7 +189,7 @@ class SpeedModel:
         node = self.hardware.nodes[slot.node]
         both = node.ram_bandwidth / self._sharing(node) * rates.host_read
         disk = node.disk_bandwidth / self._sharing(node) * rates.host_read
-        exchange = 0.0 if rates is IDEAL else routed_layers(self.spec, self.fit.stages[slot.pp]) * EXCHANGE_SECONDS
+        exchange = 0.0 if rates is IDEAL else self.model.sizes.routed_layers(self.fit.stages[slot.pp]) * EXCHANGE_SECONDS
         fetch = share * (moved.host_experts / both + moved.disk_experts / disk) + exchange
         return replace(time, expert_fetch=min(fetch, time.expert_fetch))
 

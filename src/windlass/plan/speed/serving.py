@@ -9,6 +9,7 @@ from windlass.core.plan import Speed
 from windlass.plan.shards import touched_share
 from windlass.plan.speed.interval import Kind, kind_of, spread_of
 from windlass.plan.speed.roofline import SpeedModel
+from windlass.plan.speed.step import StepTime
 
 EULER = 0.577
 CHAT_SHAPE, CHAT_SCALE = 0.85, 1 / 1.088
@@ -28,24 +29,26 @@ class Pace(NamedTuple):
     """Prompt tokens per second, with short prompts sharing a step."""
     first_seconds: float
     """Of one prompt alone, to its first token."""
+    worst: StepTime
+    """The slowest stage of a step."""
 
 
 def pace(times: SpeedModel) -> Pace:
     work = times.model.workload
     batch = times.model.sequences(times.layout)
-    rate, seconds, _ = times.decode(batch, work.mean_decode_context)
+    rate, seconds, worst = times.decode(batch, work.mean_decode_context)
     prompt = work.computed_prompt_tokens
     alone, _ = times.prefill(prompt, 1)
     prompts = max(1, min(batch, times.step_tokens // prompt))
     together, slowest_stage = times.prefill(prompt, prompts)
     through = (slowest_stage if batch >= times.layout.pp > 1 else together) / prompts
-    return Pace(batch, rate, seconds, work.prompt_tokens / through, alone + times.decode(1, work.prompt_tokens)[1])
+    one = seconds if batch == 1 else times.decode(1, work.prompt_tokens)[1]
+    return Pace(batch, rate, seconds, work.prompt_tokens / through, alone + one, worst)
 
 
 def speed(times: SpeedModel) -> Speed:
     work, found = times.model.workload, pace(times)
     ceiling, _, _ = times.decode(found.batch, 0, lossless=True)
-    _, seconds, worst = times.decode(found.batch, work.mean_decode_context)
     busy = min(times.layout.dp, work.concurrency)  # one sequence keeps only one replica busy
     sustained = (
         _burst(times, found) if work.requests else 1 / (1 / found.rate + work.prompt_tokens / work.new_tokens / found.prompt_rate)
@@ -59,12 +62,12 @@ def speed(times: SpeedModel) -> Speed:
         prefill_tokens_per_second=round(prefill, 1),
         sustained_tokens_per_second=round(sustained, 3),
         time_to_first_token_seconds=round(found.first_seconds, 6),
-        bound_by=worst.bound_by,
-        step_seconds=seconds,
+        bound_by=found.worst.bound_by,
+        step_seconds=found.step_seconds,
         concurrency=work.concurrency,
         decode_bytes_per_step=round(_step_bytes(times, found.batch)),
         distinct_experts=round(touched_share(times.spec, found.batch) * experts.num_experts, 1) if experts else 0.0,
-        breakdown={name: value for name, value in worst.parts.items() if value},
+        breakdown={name: value for name, value in found.worst.parts.items() if value},
         decode_range=spread_of(times, kind_of(times, "decode")).around(decode, ceiling * busy),
         prefill_range=spread_of(times, kind_of(times, "prompt")).around(prefill),
         sustained_range=spread_of(times, many if found.batch > 1 else kind_of(times, "decode")).around(sustained),

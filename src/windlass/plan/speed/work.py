@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from windlass.core.count import mixer_flops
 from windlass.core.model import LatentAttention, ModelSpec, MoE
 from windlass.core.place import Interval
 from windlass.plan.engines.profile import Rates
@@ -25,6 +24,8 @@ class Work:
     one_expert: float
     """Bytes of one expert on this device."""
     latent: bool
+    packed: bool = False
+    """Dense matrices of fewer than 8 bits."""
     passes: int = 1
     """How often the weights are read: once per step or per prefill chunk."""
 
@@ -47,7 +48,10 @@ class Work:
         read = self.passes * self.expert_bytes / (rates.expert_read * small) / bandwidth
         product = self.expert_flops / (rates.expert_product * filled) / flops
         return {
-            "dense": (self.passes * self.dense_bytes / rates.read / bandwidth, self.dense_flops / rates.product / flops),
+            "dense": (
+                self.passes * self.dense_bytes / (rates.read * (rates.packed if self.packed else 1.0)) / bandwidth,
+                self.dense_flops / rates.product / flops,
+            ),
             # Few rows are multiplied one by one, reading an expert for each, rather than in tiles that stay empty.
             "experts": (read, min(product, max(read * self.rows_per_expert, product * filled)) if read else product),
             "attention": (self.cache_bytes / cache / bandwidth, self.score_flops / rates.score / flops),
@@ -64,14 +68,3 @@ def launch_seconds(spec: ModelSpec, layers: Interval, rates: Rates, cores: int) 
         seconds += rates.moe_seconds if routed else rates.dense_seconds
         seconds += cores * (rates.moe_core_seconds if routed else rates.core_seconds)
     return seconds
-
-
-def score_flops(spec: ModelSpec, layers: Interval, context: float) -> float:
-    """Attention of one token over `context` keys, limited by windows and sparse attention."""
-    mixers = [layer.mixer for layer in spec.layers[layers[0] : layers[1]]]
-    known: dict[int, float] = {}
-    return sum(known.setdefault(id(mixer), mixer_flops(mixer, context)) for mixer in mixers)
-
-
-def routed_layers(spec: ModelSpec, layers: Interval) -> int:
-    return sum(isinstance(layer.feed_forward, MoE) for layer in spec.layers[layers[0] : layers[1]])
