@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -77,4 +78,5 @@ def save(found: Measured) -> None:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
         part.replace(target)
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

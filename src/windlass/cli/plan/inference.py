@@ -112,9 +112,11 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
 
 def _measured(hardware: Hardware, *, here: bool) -> tuple[Hardware, tuple[MeasuredRun, ...]]:
     """This machine with the figures measured on it, and the benchmark runs kept of it."""
+    if not here:
+        return hardware, ()
     from windlass.measure import kept
 
-    if not here or not kept.wanted() or not kept.path().is_file():
+    if not kept.wanted() or not kept.path().is_file():
         return hardware, ()
     found, name = kept.load(), kept.this_machine()
     limits = found.limits.get(name)

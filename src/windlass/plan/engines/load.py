@@ -18,7 +18,7 @@ from windlass.plan.engines.profile import EngineProfile, Rates
 FOLDER = Path(__file__).parent
 NAMES = ("windlass", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "ik_llama.cpp", "ktransformers", "mlx")
 ALIASES = {
-    "ollama": "llama.cpp", "lmstudio": "llama.cpp", "lm-studio": "llama.cpp", "llamacpp": "llama.cpp", "llama-cpp": "llama.cpp",
+    "ollama": "llama.cpp", "lmstudio": "llama.cpp", "lm-studio": "llama.cpp", "llamacpp": "llama.cpp",
     "ik": "ik_llama.cpp", "kt": "ktransformers", "trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "tensorrt": "tensorrt-llm",
     "nim": "tensorrt-llm", "mlx-lm": "mlx",
 }  # fmt: skip

@@ -71,6 +71,8 @@ class Rates(Frozen):
     """Weights copied from host memory for a prompt, of the link's pinned bandwidth."""
     host_product: float = 1.0
     """The CPU's products of a prompt beside a device, of its plain AVX2 rate."""
+    pipeline: float = 1.0
+    """With stages: of the rate if all were always busy. Micro-batches of unlike length leave gaps."""
     step_tokens: int = 0
     """Prompt tokens per step; 0: the engine's."""
     max_sequences: int = 0
@@ -114,6 +116,8 @@ class EngineProfile(Frozen):
     """Types of the KV cache."""
     splits: tuple[str, ...] = ("tp", "pp", "ep", "dp")
     """Degrees that may be more than 1."""
+    offload_step_tokens: int = 0
+    """Prompt tokens per step with weights in host memory, where every step copies them; 0: the same."""
     windowed_cache: bool = False
     """Frees KV blocks that a sliding window no longer sees."""
     uneven: bool = False

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from windlass.core import fused
 from windlass.core.hardware.measured import MeasuredRun
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
@@ -186,7 +187,7 @@ class _SiteSearch:
     def _fitting(self, how: Scheme) -> list[Candidate]:
         """Fitting candidates of one scheme, best first. Layouts that leave devices idle, or with a tp group across nodes, only if
         there are no others."""
-        able = preferred(self.request, engines(self.request))
+        able = sorted(preferred(self.request, engines(self.request)), key=lambda one: self._untuned(one, how))
         for one in able[:1] if self.request.first_engine else able:
             for idle in (False, True):
                 fitting = self._candidates(one, how, idle)
@@ -194,6 +195,12 @@ class _SiteSearch:
                     near = [found for found in fitting if not self._far(found.layout)]
                     return sorted(near or fitting, key=lambda found: rank(self.request, found))
         return []
+
+    def _untuned(self, one: EngineProfile, how: Scheme) -> bool:
+        """Our engine on a GPU without its own kernels for the model and the scheme: it runs, but others are faster."""
+        if one.name != "windlass" or self.site.devices[0].kind == "cpu":
+            return False
+        return bool(how.name != "int4" or fused.unsupported(self.request.spec) or fused.unsupported_storage(how))
 
     def _far(self, layout: Layout) -> bool:
         return self.site.group_spans_nodes(layout) and self.site.devices[0].kind != "cpu"

@@ -90,7 +90,8 @@ def kind_of(times: SpeedModel, what: str) -> Kind:
 def spread_of(times: SpeedModel, kind: Kind) -> Spread:
     found = _entries()[kind.value]
     basis = f"{kind.value}: {found.rows} published or measured rows" + (f", {found.note}" if found.note else "")
-    if kind not in (Kind.OWN, Kind.OWN_PROMPT) and not all(knows(times.engine, slot.device) for slot in times.fit.slots):
+    own = all(times.kernel_pass.has(slot) for slot in times.fit.slots)
+    if not own and not all(knows(times.engine, slot.device) for slot in times.fit.slots):
         basis += f"; {times.engine.title} on such a device is not among them, so it is wider"
         return Spread(found.low / UNKNOWN, found.high * UNKNOWN, basis)
     return Spread(found.low, found.high, basis)

@@ -89,7 +89,7 @@ class SpeedModel:
         work = self._work(shard, layers, moved, rows, 1, lossless, cache=cache, context=context)
         if lossless:
             return self._offloaded(slot, moved, rows, self._slot_time(slot, work, IDEAL), IDEAL)
-        rates = rates_on(self.engine, slot.device)
+        rates = self._rates(slot)
         if not self.kernel_pass.runs(slot, moved):
             time = self._slot_time(slot, work, rates)
             time = replace(
@@ -236,6 +236,10 @@ class SpeedModel:
             always += head_reads(self.spec, shard)
         return always * self.rest
 
+    def _rates(self, slot: DeviceSlot) -> Rates:
+        own = self.engine.rates.get("kernels")
+        return own if own is not None and self.kernel_pass.has(slot) else rates_on(self.engine, slot.device)
+
     def _shard(self, slot: DeviceSlot) -> TpShard:
         return self.model.sizes.shard(self.layout, self.scheme, slot.tp, self.fit.shares)
 
@@ -251,7 +255,7 @@ class SpeedModel:
         shard, layers, rows = self._shard(slot), self.fit.stages[slot.pp], batch * self.rows
         cache = self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
         work = self._work(shard, layers, moved, rows, 1, False, cache=cache, context=context)
-        rates = IDEAL if self.kernel_pass.runs(slot, moved) else rates_on(self.engine, slot.device)
+        rates = IDEAL if self.kernel_pass.runs(slot, moved) else self._rates(slot)
         return slot, work, work.parts(slot.device.measured_bandwidth, self._matmul_rate(slot.device), rates)
 
     def step_bytes(self, slot: DeviceSlot, share: float, context: int, batch: int) -> float:
@@ -275,8 +279,9 @@ class SpeedModel:
             group = batch / self.layout.pp
             parts = [self.decode_stage(pp, group, context, lossless=lossless) for pp in range(self.layout.pp)]
             slowest = max(parts, key=lambda time: time.total)
-            if group / slowest.total > rate:
-                rate, seconds, worst = group / slowest.total, slowest.total * self.layout.pp, slowest
+            busy = 1.0 if lossless else rates_on(self.engine, self.fit.slots[0].device).pipeline
+            if group / slowest.total * busy > rate:
+                rate, seconds, worst = group / slowest.total * busy, slowest.total * self.layout.pp / busy, slowest
         return rate * self.model.workload.tokens_per_step, seconds, worst
 
     def prefill(self, prompt: int, prompts: int) -> tuple[float, float]:
@@ -294,7 +299,10 @@ class SpeedModel:
     @property
     def step_tokens(self) -> int:
         device = self.fit.slots[0].device
-        return CPU_STEP_TOKENS if device.kind == "cpu" else self.model.step_tokens(device)
+        if device.kind == "cpu":
+            return CPU_STEP_TOKENS
+        offloaded = self.engine.offload_step_tokens if self.fit.host_bytes else 0
+        return offloaded or self.model.step_tokens(device)
 
     def _prefill_stage(self, pp: int, prompt: int, prompts: int) -> float:
         tokens = prompt * prompts
@@ -309,7 +317,7 @@ class SpeedModel:
         shard, layers, tokens = self._shard(slot), self.fit.stages[slot.pp], prompt * prompts
         # Only the last token of a prompt needs the head.
         work = self._work(shard, layers, moved, tokens, chunks, False, cache=0.0, context=prompt / 2, head_rows=prompts)
-        rates = rates_on(self.engine, slot.device)
+        rates = self._rates(slot)
         if not self.kernel_pass.runs(slot, moved):
             launches = self._launch(layers, slot.device, rates)
             time = replace(self._slot_time(slot, work, rates), kernels=chunks * launches, front_end=chunks * rates.step_seconds)
@@ -323,8 +331,10 @@ class SpeedModel:
         """What lies in host memory is copied to the device step by step, or, if that is quicker, computed by the CPU."""
         share = self._share(tokens / chunks, False)
         streamed = self._streamed(slot, moved, share, chunks, time, rates)
-        if not self.engine.cpu_layers or not moved.host or slot.device.kind == "cpu":
+        if slot.device.kind == "cpu" or not moved.host:
             return streamed
+        if not self.engine.cpu_layers:  # whole layers are copied ahead of their use
+            return replace(streamed, host_link=streamed.host_link + streamed.expert_fetch, expert_fetch=0.0)
         node, shard, layers = self.hardware.nodes[slot.node], self._shard(slot), self.fit.stages[slot.pp]
         flops = tokens * shard.between(shard.expert_flops, layers) * self._away(shard, layers, moved)
         if moved.host_always:
