@@ -118,6 +118,8 @@ class EngineProfile(Frozen):
     """Degrees that may be more than 1."""
     offload_step_tokens: int = 0
     """Prompt tokens per step with weights in host memory, where every step copies them; 0: the same."""
+    reserves_whole: bool = False
+    """Admits a sequence only if its whole answer fits the KV cache; otherwise it takes blocks as it grows."""
     windowed_cache: bool = False
     """Frees KV blocks that a sliding window no longer sees."""
     uneven: bool = False

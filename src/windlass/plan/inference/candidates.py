@@ -178,13 +178,15 @@ def most_sequences(
 ) -> Candidate | None:
     """With as many sequences as fit in memory; None if not even one of full length fits.
 
-    A paged cache holds what sequences have written so far: on average a prompt and half an answer each.
+    A paged cache holds what sequences have written so far: on average a prompt and half an answer each; some engines reserve the whole answer.
     """
     single = msgspec.structs.replace(workload, concurrency=layout.dp)
     found = evaluate(sizes, site, engine, scheme, layout, single)
     if not found.fits:
         return None
-    mean = msgspec.structs.replace(workload, reserve_tokens=round(workload.mean_decode_context))
+    whole = workload.prompt_tokens + workload.new_tokens
+    held = whole if engine.reserves_whole else round(workload.mean_decode_context)
+    mean = msgspec.structs.replace(workload, reserve_tokens=held)
     count = _room_for(evaluate(sizes, site, engine, scheme, layout, msgspec.structs.replace(mean, concurrency=layout.dp)), engine)
     while count > 1:  # logits and activations grow with the sequences too, so the first estimate may be slightly too high
         grown = evaluate(sizes, site, engine, scheme, layout, msgspec.structs.replace(mean, concurrency=count * layout.dp))

@@ -39,11 +39,16 @@ def pace(times: SpeedModel) -> Pace:
     rate, seconds, worst = times.decode(batch, work.mean_decode_context)
     prompt = work.computed_prompt_tokens
     alone, _ = times.prefill(prompt, 1)
-    prompts = max(1, min(batch, times.step_tokens // prompt))
+    prompts = _together(min(batch, times.step_tokens // prompt), alone / work.new_tokens, 1 / rate)
     together, slowest_stage = times.prefill(prompt, prompts)
     through = (slowest_stage if batch >= times.layout.pp > 1 else together) / prompts
     one = seconds if batch == 1 else times.decode(1, work.prompt_tokens)[1]
     return Pace(batch, rate, seconds, work.prompt_tokens / through, alone + one, worst)
+
+
+def _together(most: int, prompt_seconds: float, token_seconds: float) -> int:
+    """Prompts that share a step: as many as fit in where steps are mostly prompts, one where they are mostly decoding and prompts come singly."""
+    return max(1, round(most * prompt_seconds / (prompt_seconds + token_seconds)))
 
 
 def speed(times: SpeedModel) -> Speed:
