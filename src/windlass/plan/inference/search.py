@@ -286,7 +286,7 @@ def engines(request: PlanRequest) -> list[EngineProfile]:
 
 def schemes(request: PlanRequest) -> list[Scheme]:
     """Least lossy first. Files that are quantized run as they are; a checkpoint published in fewer bits is not converted to more; fp8
-    needs an accelerator."""
+    needs a device with units for it."""
     only = _cpu_schemes(request)
     if request.quant != "auto":
         if only and request.quant not in only:
@@ -304,7 +304,7 @@ def schemes(request: PlanRequest) -> list[Scheme]:
         order = ["mxfp4", "int4"]
     elif native == "fp8":
         order = ["fp8", "int8", "int4"]
-    if any(device.kind in ("cpu", "metal") for device in request.hardware.distinct_devices):
+    if any("fp8" not in device.flops for device in request.hardware.distinct_devices):
         order = [name for name in order if name != "fp8"] or ["int8", "int4"]
     return [scheme(name, request.group, request.kv) for name in order]
 
