@@ -101,7 +101,7 @@ def test_options() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(UnknownName, match="int4"):
+    with pytest.raises(UnknownName, match="int8"):
         scheme("int7")
     with pytest.raises(UnknownName, match="KV type"):
         scheme("int4", kv="int2")
