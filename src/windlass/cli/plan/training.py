@@ -77,7 +77,7 @@ def with_trainer_defaults(recipe: Recipe, num_devices: int) -> Recipe:
         parallel=replace(parallel, **degrees, zero=zero, sequence_parallel=sequence_parallel),
         batch=replace(recipe.batch, micro_batch=recipe.batch.micro_batch or 1),
         memory=replace(recipe.memory, recompute=recipe.memory.recompute or "none"),
-        assume=replace(recipe.assume, framework="pytorch", loss="chunked"),
+        assume=replace(recipe.assume, framework="pytorch", loss="chunked", kept_products=1.0),
     )
 
 

@@ -167,6 +167,7 @@ def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Traini
         compile=recipe.run.compile,
         loss=loss_of(recipe),
         states=recipe.assume.states,
+        kept_products=recipe.assume.kept_products,
         shards=recipe.parallel.fsdp if (recipe.parallel.fsdp or 1) > 1 else None,
     )
 
