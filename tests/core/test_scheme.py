@@ -101,8 +101,8 @@ def test_options() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(UnknownName, match="int4"):
-        scheme("int5")
+    with pytest.raises(UnknownName, match="int8"):
+        scheme("int7")
     with pytest.raises(UnknownName, match="KV type"):
         scheme("int4", kv="int2")
     with pytest.raises(BadInput, match="group size 48"):

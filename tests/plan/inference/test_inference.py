@@ -176,7 +176,7 @@ def test_context_beyond_the_model_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"goal": "fun"}, {"concurrency": 0}, {"quant": "int9"}, {"engine": "tgi"}, {"kv": "int1"}, {"group": 77, "quant": "int4"}],
+    [{"goal": "fun"}, {"concurrency": 0}, {"quant": "int7"}, {"engine": "tgi"}, {"kv": "int1"}, {"group": 77, "quant": "int4"}],
 )
 def test_bad_words_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(BadInput):

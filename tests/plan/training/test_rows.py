@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
-from windlass.core.recipe.recipe import recipe_from
+from windlass.core.hardware.parse import parse_hardware
+from windlass.core.recipe.recipe import load_recipe, recipe_from
+from windlass.families import describe, rules
 from windlass.plan.training.frameworks import efficiency, framework_of, loss_of, table
 from windlass.plan.training.intervals import residuals
+from windlass.plan.training.plan import plan_training
+from windlass.units import GIB
 
 pytestmark = pytest.mark.pure
 
@@ -91,3 +95,21 @@ def test_intervals_contain_the_prediction() -> None:
     """The prediction is a median, so that half of what is published lies on each side of it; adapters under Megatron come closest."""
     for limits in (*residuals().speed.values(), *residuals().memory.values()):
         assert limits[0] <= 1 <= limits[1]
+
+
+OUR_OWN = {4: (1.812, 85.2), 8: (1.730, 100.3)}
+"""Seconds per step and GiB allocated of `windlass train` with recipes/glm-moe-4b-1xH200.toml (docs/reference/benchmarks.md)."""
+
+
+@pytest.mark.parametrize("micro", OUR_OWN)
+def test_our_own_training_within_15_percent(micro: int) -> None:
+    where = ROOT / "recipes" / "glm-moe-4b-1xH200.toml"
+    recipe = load_recipe(where, [f"batch.micro_batch={micro}", "assume.loss=chunked"])
+    assert recipe.model.config is not None
+    spec = describe(recipe.model.config, "glm-moe-4b")
+    made = plan_training(spec, rules(spec), parse_hardware("1xH200"), recipe)
+    seconds, gib = OUR_OWN[micro]
+    assert made.step_seconds == pytest.approx(seconds, rel=0.15)
+    assert made.intervals.step_seconds is not None
+    assert made.intervals.step_seconds.holds(seconds)
+    assert made.memory.total_bytes / GIB == pytest.approx(gib + 1, rel=0.15)  # the CUDA context is not allocated

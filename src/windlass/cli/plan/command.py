@@ -23,7 +23,7 @@ SERVING = (
     "engine", "goal", "context", "concurrency", "quant", "group", "kv", "prompt_tokens", "new_tokens", "gpu_memory", "host_memory",
     "disk_folder", "requests", "spread", "rate", "ttft", "tpot", "drafts", "acceptance", "cached_prefix", "explain",
 )  # fmt: skip
-TRAINING = ("tokens", "sequence", "batch")
+TRAINING = ("tokens", "sequence", "batch", "framework", "lora")
 
 
 def plan(
@@ -94,6 +94,12 @@ def plan(
     tokens: str | None = typer.Option(None, metavar="15T", help="Training: total tokens."),
     sequence: str | None = typer.Option(None, metavar="4k", help="Training: tokens per sequence."),
     batch: str | None = typer.Option(None, metavar="4M", help="Training: tokens per step."),
+    framework: str | None = typer.Option(
+        None, metavar="pytorch|megatron|deepspeed", help="Training: whose efficiency to assume. Default: by the recipe."
+    ),
+    lora: int | None = typer.Option(
+        None, metavar="RANK", help="Training: LoRA adapters on frozen weights instead of all weights."
+    ),
     cloud: bool = typer.Option(False, "--cloud", help="List cloud offers that can run it, cheapest first."),
     all_offers: bool = typer.Option(
         False, "--all-offers", help="With --cloud: also list prices older than a year or unverified."
@@ -134,6 +140,8 @@ def plan(
             tokens=tokens,
             sequence=sequence,
             batch=batch,
+            framework=framework,
+            lora=lora,
             region=region,
             cloud=cloud,
             all_offers=all_offers,

@@ -48,8 +48,8 @@ def _speed_rows(table: Table, train: dict[str, Any], tokens: int) -> None:
     )
     table.add_row(
         "run",
-        f"{format_count(run['tokens'])} tokens in {run['steps']:,} steps: {run['days']:,.1f} days, {run['days_with_failures']:,.1f} with failures"
-        f" ({ranges['days']['low']:,.1f}-{ranges['days']['high']:,.1f})",
+        f"{format_count(run['tokens'])} tokens in {run['steps']:,} steps: {_days(run['days'])}, {_days(run['days_with_failures'])} with failures"
+        f" ({_days(ranges['days']['low'])} to {_days(ranges['days']['high'])})",
     )
     money = f", ${run['usd']:,.0f}" if run["usd"] else ""
     table.add_row("cost", f"{run['device_hours']:,.0f} device-hours{money}, {_energy(run['kwh'])}, {_mass(run['kg_co2'])} CO2")
@@ -57,6 +57,10 @@ def _speed_rows(table: Table, train: dict[str, Any], tokens: int) -> None:
     table.add_row("checkpoints", f"{format_bytes(saved['bytes'])} every {interval}, goodput {saved['goodput']:.1%}")
     for other in train["alternatives"]:
         table.add_row("alternative", _alternative(other))
+
+
+def _days(days: float) -> str:
+    return f"{days:,.1f} days" if days >= 2 else format_seconds(86_400 * days)
 
 
 def _alternative(other: dict[str, Any]) -> str:

@@ -126,6 +126,8 @@ class AssumeSection(Frozen):
     Liger, a compiled loss); `chunked`: logits of a part of the tokens at a time (torchtune, TRL)."""
     states: StateType = "fp32"
     """Optimizer states. `bf16` and `int8` also mean that there are no fp32 weights beside the 16-bit ones."""
+    kept_products: float = 0.5
+    """Share of matrix products whose output selective recomputation keeps: torchtitan every second, `windlass train` all (1)."""
 
 
 class CheckpointSection(Frozen):

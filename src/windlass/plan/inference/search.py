@@ -394,7 +394,7 @@ def _check_scheme(found: EngineProfile, request: PlanRequest) -> None:
 
 def schemes(request: PlanRequest) -> list[Scheme]:
     """Least lossy first. Files that are quantized run as they are; a checkpoint published in fewer bits is not converted to more; fp8
-    needs an accelerator."""
+    needs a device with units for it."""
     only = _cpu_schemes(request)
     if request.quant != "auto":
         if only and request.quant not in only:
@@ -412,9 +412,7 @@ def schemes(request: PlanRequest) -> list[Scheme]:
         order = ["mxfp4", "int4"]
     elif native == "fp8":
         order = ["fp8", "int8", "int4"]
-    if any(
-        "fp8" not in device.flops for device in request.hardware.distinct_devices
-    ):  # no units for it: as slow as bf16, and lossier
+    if any("fp8" not in device.flops for device in request.hardware.distinct_devices):
         order = [name for name in order if name != "fp8"] or ["int8", "int4"]
     return [scheme(name, request.group, request.kv) for name in order]
 

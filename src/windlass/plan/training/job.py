@@ -53,6 +53,8 @@ class TrainingJob(Frozen):
     """Never `auto`."""
     states: StateType = "fp32"
     """Optimizer states; 16 and 8 bits go without fp32 weights."""
+    kept_products: float = 0.5
+    """Share of products whose outputs recomputation per operation keeps."""
     shards: int | None = None
     """ZeRO-3 shards dense weights over this many ranks and keeps copies of them (hybrid sharding); None: over all."""
 

@@ -19,7 +19,7 @@ from windlass.core.recipe.sections import Recompute
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.plan.inference.feasible import divisors
-from windlass.plan.training.batch import BatchChoice, choose_batch, default_tokens
+from windlass.plan.training.batch import BatchChoice, choose_batch, default_tokens, tuning_tokens
 from windlass.plan.training.feasible import (
     check_hardware,
     check_precision,
@@ -134,10 +134,16 @@ def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe:
     world = hardware.num_devices
     groups = tuple(_groups(spec, hardware, recipe, sequence))
     parts = {(recipe.batch.micro_batch or 1) * made.dp for made in groups}
-    default = default_tokens(count_parameters(spec, rules).total, world, sequence)
+    total = count_parameters(spec, rules).total
+    default = tuning_tokens(world, sequence) if is_tuning(recipe) else default_tokens(total, world, sequence)
     batch = choose_batch(recipe.batch, default, sequence, parts)
     basis = job_basis(recipe, sequence, batch.sequences)
     return SearchSpace(spec=spec, recipe=recipe, basis=basis, groups=groups, batch=batch, num_devices=world)
+
+
+def is_tuning(recipe: Recipe) -> bool:
+    """Adapters, or training that starts from given weights."""
+    return recipe.lora.rank is not None or recipe.model.start == "weights"
 
 
 def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> TrainingJob:
@@ -161,6 +167,7 @@ def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Traini
         compile=recipe.run.compile,
         loss=loss_of(recipe),
         states=recipe.assume.states,
+        kept_products=recipe.assume.kept_products,
         shards=recipe.parallel.fsdp if (recipe.parallel.fsdp or 1) > 1 else None,
     )
 

@@ -19,23 +19,20 @@ from windlass.plan.training.work.operation import Operation, OperationKind, by_o
 def saved_bytes(operations: Iterable[Operation], job: TrainingJob) -> float:
     """For one layer and one micro-batch."""
     if by_operation(job):
-        return kept_outputs(operations)
+        return kept_outputs(operations, job.kept_products)
     if job.recompute == "none":
         return sum(operation.saved_bytes for operation in operations)
     return sum(operation.saved_bytes for operation in operations if not operation.core)
 
 
-OUTPUTS_KEPT = 0.5
-"""Recomputation per operation keeps every second product's output, and attention's (torchtitan's policy)."""
-
-
-def kept_outputs(operations: Iterable[Operation]) -> float:
+def kept_outputs(operations: Iterable[Operation], share: float) -> float:
+    """Recomputation per operation keeps a share of the products' outputs, and attention's."""
     products = attention = 0.0
     for operation in operations:
         if operation.kind is OperationKind.MATMUL:
             products += operation.output_bytes
         attention += operation.output_bytes if operation.kind is OperationKind.FLASH else 0.0
-    return OUTPUTS_KEPT * products + attention
+    return share * products + attention
 
 
 def layer_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:

@@ -12,7 +12,6 @@ from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Attention, Frozen, LatentAttention, Layer, ModelSpec, MoE
 from windlass.plan.training.frameworks import Efficiency, efficiency
 from windlass.plan.training.job import TrainingJob
-from windlass.plan.training.memory.activations import OUTPUTS_KEPT
 from windlass.plan.training.time.collectives import Links, group_of, links_of, remote_copies
 from windlass.plan.training.work.attention import BF16
 from windlass.plan.training.work.layers import (
@@ -147,7 +146,7 @@ def _rate(operation: Operation, job: TrainingJob, rates: DeviceRates, forward: b
 def _again(operation: Operation, job: TrainingJob) -> float:
     """Share of the operation that is computed again."""
     if by_operation(job):
-        return {OperationKind.MATMUL: 1 - OUTPUTS_KEPT, OperationKind.MEMORY: 1.0}.get(operation.kind, 0.0)
+        return {OperationKind.MATMUL: 1 - job.kept_products, OperationKind.MEMORY: 1.0}.get(operation.kind, 0.0)
     if job.recompute == "selective":
         return float(operation.core or operation.kind is OperationKind.PRODUCT)
     return float(job.recompute == "full")
