@@ -95,12 +95,22 @@ def answer(command: str) -> tuple[str, str, str]:
 def _served(plan: dict[str, Any]) -> tuple[str, str, str]:
     speed = plan["speed"]
     how = f"{plan['scheme']['name']}, {_layout(plan['layout'])}"
-    pace = f"{_rate(speed['decode_tokens_per_second'])} tokens/s" if speed else "memory only; speed is not predicted"
+    pace = _pace(plan) if speed else "memory only; speed is not predicted"
     used = max(held["total_bytes"] / held["capacity_bytes"] for held in plan["memory"]["per_device"])
     host = plan["memory"]["host_bytes"]
     beside = f", {host / 2**30:,.0f} GiB in host memory" if host else ""
     bound = f"bound by {speed['bound_by']}; " if speed else ""
-    return f"yes: {pace} ({how})", plan["engine"], f"{bound}{used:.0%} of a device's memory{beside}"
+    chosen = next(reason["why"] for reason in plan["reasons"] if reason["choice"] == "engine")
+    return f"yes: {pace} ({how})", plan["engine"], f"{chosen}; {bound}{used:.0%} of a device's memory{beside}"
+
+
+def _pace(plan: dict[str, Any]) -> str:
+    """Of one sequence while it decodes; of many with their prompts."""
+    name = "sustained" if plan["workload"]["concurrency"] > 1 else "decode"
+    low, high = plan["speed"][f"{name}_range"]
+    rate = plan["speed"][f"{name}_tokens_per_second"]
+    many = f" over {plan['workload']['concurrency']:,} at once" if plan["workload"]["concurrency"] > 1 else ""
+    return f"{_rate(rate)} tokens/s{many}, {_rate(low)}-{_rate(high)}"
 
 
 def _trained(plan: dict[str, Any]) -> tuple[str, str, str]:
