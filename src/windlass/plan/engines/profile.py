@@ -128,6 +128,8 @@ class EngineProfile(Frozen):
     """Runs with weights in host memory (and on disk)."""
     cpu_layers: bool = False
     """What lies in host memory is computed by the CPU; otherwise it is copied to the device."""
+    only_offload: bool = False
+    """Made for weights in host memory: not worth a mention without."""
     experts_over_replicas: bool = False
     """Expert parallelism spans the replicas too: ep is 1 or tp x dp; otherwise it divides tp."""
     redundant_experts: bool = False

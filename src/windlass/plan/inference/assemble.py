@@ -15,14 +15,15 @@ from windlass.core.rule import ModelPart, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.core.tiers.values import TierPlacement
 from windlass.plan.cost.running import cost_of, energy_of
+from windlass.plan.engines.tried import not_run_yet
 from windlass.plan.inference.candidates import Candidate, most_sequences
+from windlass.plan.inference.compare import engine_rows
 from windlass.plan.inference.measured import corrected
 from windlass.plan.inference.reasons import alternative, reasons_for
 from windlass.plan.inference.remedy import remedies
 from windlass.plan.inference.search import PlanRequest, runs_on, search
 from windlass.plan.inference.sites import Site, split_cpus, whole_site
 from windlass.plan.inference.tiers import tier_reasons, with_tiers
-from windlass.plan.inference.tried import not_run_yet
 from windlass.plan.memory import round_up
 from windlass.plan.shards import shards_of
 from windlass.plan.speed.explain import step_parts
@@ -53,7 +54,12 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
         speed=speed,
         cost=cost_of(used, rate),
         energy=energy_of(used, rate, request.region),
-        reasons=(*reasons_for(request, found, placement), *measured, *tier_reasons(tiers)),
+        reasons=(
+            *reasons_for(request, found, placement),
+            *(engine_rows(request, found) if runs else ()),
+            *measured,
+            *tier_reasons(tiers),
+        ),
         alternatives=tuple(alternative(request, best, other) for other in found.others),
         workload=best.workload,
         hardware=request.hardware.description,

@@ -23,11 +23,11 @@ from windlass.errors import BadInput, Impossible
 from windlass.plan.cost.running import cost_of
 from windlass.plan.engines.load import NAMES, engine, loads_scheme
 from windlass.plan.engines.profile import EngineProfile
+from windlass.plan.engines.tried import not_run_yet
 from windlass.plan.inference.advice import BATCH_FOR_SERVER
 from windlass.plan.inference.candidates import Candidate, evaluate, most_sequences, queued
 from windlass.plan.inference.feasible import check_layout, check_pins, layouts, working_layouts
 from windlass.plan.inference.sites import Site, raised_limit, sites
-from windlass.plan.inference.tried import not_run_yet
 from windlass.plan.shards import ModelShards, shards_of
 
 LARGE = 64
