@@ -107,7 +107,6 @@ class EngineProfile(Frozen):
     rates: dict[str, Rates]
     """By class of device (classes.py); `default` for the others."""
     notes: tuple[Note, ...]
-    aliases: tuple[str, ...] = ()
     like: str = ""
     """Takes what it does not state itself from this engine."""
     schemes: tuple[str, ...] = ()

@@ -377,8 +377,9 @@ def _scheme_name(request: PlanRequest) -> str:
 
 
 def _loads(found: EngineProfile, request: PlanRequest) -> bool:
+    own_files = found.name == "windlass" and request.quant == "auto"  # whatever Windlass has opened, it loads
     name = _scheme_name(request)
-    return (not name or loads_scheme(found, name)) and (request.kv in found.caches or request.kv not in KV_BYTES)
+    return (not name or own_files or loads_scheme(found, name)) and (request.kv in found.caches or request.kv not in KV_BYTES)
 
 
 def _check_scheme(found: EngineProfile, request: PlanRequest) -> None:

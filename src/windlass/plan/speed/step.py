@@ -42,9 +42,6 @@ class StepTime:
     def bound_by(self) -> str:
         return max(self.parts.items(), key=lambda item: item[1])[0].replace("_", " ")
 
-    def times(self, number: float) -> StepTime:
-        return StepTime(**{name: value * number for name, value in self.parts.items()})
-
 
 def beyond(floor: StepTime, seconds: float) -> StepTime:
     """Counts the time beyond the roofline as kernel overhead."""
