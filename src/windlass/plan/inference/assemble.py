@@ -26,8 +26,6 @@ from windlass.plan.inference.sites import Site, split_cpus, whole_site
 from windlass.plan.inference.tiers import tier_reasons, with_tiers
 from windlass.plan.memory import round_up
 from windlass.plan.shards import shards_of
-from windlass.plan.speed.explain import step_parts
-from windlass.plan.speed.load import served_load
 
 
 def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Plan:
@@ -81,6 +79,8 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
 def _step(request: PlanRequest, best: Candidate) -> tuple[StepPart, ...]:
     if not request.explain:
         return ()
+    from windlass.plan.speed.explain import step_parts
+
     return step_parts(best.times, best.times.model.sequences(best.layout), best.workload.mean_decode_context)
 
 
@@ -89,6 +89,8 @@ def _load(request: PlanRequest, best: Candidate) -> LoadPlan | None:
     asked = request.load
     if asked is None:
         return None
+    from windlass.plan.speed.load import served_load
+
     site = whole_site(best.times.hardware)
     work = msgspec.structs.replace(best.workload, concurrency=best.layout.dp, waiting=0)
     room = most_sequences(best.times.model.sizes, site, best.engine, best.scheme, best.layout, work)

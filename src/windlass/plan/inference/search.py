@@ -21,6 +21,7 @@ from windlass.core.scheme import KV_BYTES, Scheme, scheme
 from windlass.core.workload import GOALS, Workload, workload
 from windlass.errors import BadInput, Impossible
 from windlass.plan.cost.running import cost_of
+from windlass.plan.engines.classes import device_class
 from windlass.plan.engines.load import NAMES, engine, loads_scheme
 from windlass.plan.engines.profile import EngineProfile
 from windlass.plan.engines.tried import not_run_yet
@@ -188,6 +189,7 @@ class _SiteSearch:
         """Fitting candidates of one scheme, best first. Layouts that leave devices idle, or with a tp group across nodes, only if
         there are no others."""
         able = sorted(preferred(self.request, engines(self.request)), key=lambda one: self._untuned(one, how))
+        able = [one for one in able if loads_scheme(one, how.name) or self.request.stored is not None or one.name == "windlass"]
         for one in able[:1] if self.request.first_engine else able:
             for idle in (False, True):
                 fitting = self._candidates(one, how, idle)
@@ -362,6 +364,8 @@ def _choices(request: PlanRequest) -> tuple[str, ...]:
     devices = request.hardware.distinct_devices
     kinds = {device.kind for device in devices}
     peers = ("mlx", "llama.cpp") if kinds == {"metal"} else ("llama.cpp",) if "cpu" in kinds else ("vllm", "llama.cpp")
+    if request.hardware.num_devices == 1 and device_class(devices[0]) in ("unified", "rdna"):
+        peers = ("llama.cpp", "vllm")  # what people run there, and the faster of the two where both were measured
     one = 1 if kinds == {"cpu"} else request.hardware.num_devices
     tried = not not_run_yet(devices, one, offloads=False, to_disk=False, has_kernels=False)
     return ("windlass", *peers) if tried or request.last_resort else peers
@@ -459,4 +463,4 @@ def preferred(request: PlanRequest, available: list[EngineProfile]) -> list[Engi
     """The embedded engine first, unless the concurrency is high or the goal is throughput or cost."""
     many = request.concurrency > BATCH_FOR_SERVER if request.concurrency else request.goal != "latency"
     first = "vllm" if many else "windlass"
-    return sorted(available, key=lambda found: (found.name != first, NAMES.index(found.name) if found.name != "mlx" else 0))
+    return sorted(available, key=lambda found: found.name != first)
