@@ -189,7 +189,8 @@ class _SiteSearch:
         """Fitting candidates of one scheme, best first. Layouts that leave devices idle, or with a tp group across nodes, only if
         there are no others."""
         able = sorted(preferred(self.request, engines(self.request)), key=lambda one: self._untuned(one, how))
-        able = [one for one in able if self._suits(one, how)]
+        able = [one for one in able if loads_scheme(one, how.name) or self.request.stored is not None or one.name == "windlass"]
+        able = [one for one in able if self._serves(one)] or able
         for one in able[:1] if self.request.first_engine else able:
             for idle in (False, True):
                 fitting = self._candidates(one, how, idle)
@@ -198,11 +199,9 @@ class _SiteSearch:
                     return sorted(near or fitting, key=lambda found: rank(self.request, found))
         return []
 
-    def _suits(self, one: EngineProfile, how: Scheme) -> bool:
-        """Loads such files, and is a server where one is asked for."""
-        if self.request.engine == "auto" and (self.request.concurrency or 1) > one.max_sequences <= BATCH_FOR_SERVER:
-            return False
-        return loads_scheme(one, how.name) or self.request.stored is not None or one.name == "windlass"
+    def _serves(self, one: EngineProfile) -> bool:
+        """Not an engine for a few users where many are asked for."""
+        return not (self.request.concurrency or 1) > one.max_sequences <= BATCH_FOR_SERVER
 
     def _untuned(self, one: EngineProfile, how: Scheme) -> bool:
         """Our engine on a GPU without its own kernels for the model and the scheme: it runs, but others are faster."""
