@@ -74,8 +74,10 @@ class PlanRequest:
     """Nothing else can do it: a path of our engine that was never run is better than none, and is said to be one."""
     first_engine: bool = False
     """Try no other engine than the one that comes first."""
+    waits: bool = True
+    """Sequences that do not fit into memory at once may wait; otherwise all of them must fit at full length."""
     queue: bool = False
-    """Let sequences wait that do not fit into memory at once."""
+    """Let them wait: the search sets it where they do not all fit."""
     draft_tokens: int = 0
     acceptance: float = 0.0
     cached_prefix: float = 0.0
@@ -113,7 +115,7 @@ def search(request: PlanRequest) -> SearchResult:
 
 def _queueing(request: PlanRequest, refused: list[str]) -> list[list[_SiteSearch]]:
     """Where the requested sequences do not fit at full length all at once: some wait. Only if that was asked for."""
-    if request.concurrency is None or request.concurrency == 1:
+    if request.concurrency is None or request.concurrency == 1 or not request.waits:
         return []
     return _site_searches(replace(request, queue=True), refused)
 
