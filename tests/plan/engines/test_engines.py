@@ -126,3 +126,21 @@ def test_fp8_only_where_there_are_units_for_it() -> None:
     """A model that does not fit in bf16: fp8 on an H100, int8 on an A100."""
     assert plan("Qwen3-32B", "1xH100-80GB[48GB]").scheme.name == "fp8"
     assert plan("Qwen3-32B", "1xA100-80GB[48GB]").scheme.name == "int8"
+
+
+def test_auto_says_how_others_would_do() -> None:
+    (row,) = [reason for reason in plan("Llama-3.1-70B", "2xH100-80GB", quant="fp8").reasons if reason.choice == "other engines"]
+    assert "sglang" in row.value and "tensorrt-llm" in row.value and "for latency" in row.why
+    assert "llama.cpp" not in row.value  # it loads no fp8, and does not split by tp
+    asked = plan("Llama-3.1-70B", "2xH100-80GB", quant="fp8", engine="vllm")
+    assert not [reason for reason in asked.reasons if reason.choice == "other engines"]
+
+
+def test_many_users_get_a_server() -> None:
+    """int8 would fit llama.cpp's share of memory with 32 users; it is not an engine for them."""
+    assert plan("GLM-4.6", "4xH200", concurrency=32, context_tokens=16384).engine == "vllm"
+
+
+def test_a_raised_limit_of_a_mac_is_said() -> None:
+    made = plan("DeepSeek-V3", "M3-Ultra", quant="q4_k_m")
+    assert made.fits and any("iogpu.wired_limit_mb" in reason.value for reason in made.reasons)
