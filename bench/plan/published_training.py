@@ -140,6 +140,7 @@ def _job(row: dict[str, Any]) -> TrainingJob:
         overlap=msgspec.convert(row.get("overlap", {}), OverlapSection),
         dispatch=row.get("dispatch", "all_to_all"),
         next_token=row.get("mtp", False),
+        framework=row.get("framework", "megatron"),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from windlass.core.layout import Layout
 from windlass.core.place import local_bytes, place, stored
 from windlass.core.rule import ModelPart
-from windlass.core.scheme import SCHEME_NAMES, Keep, Scheme, Stored, scheme
+from windlass.core.scheme import PLANNED_NAMES, SCHEME_NAMES, Keep, Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
@@ -101,8 +101,8 @@ def test_options() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(UnknownName, match="int4"):
-        scheme("int5")
+    with pytest.raises(UnknownName, match="int8"):
+        scheme("int7")
     with pytest.raises(UnknownName, match="KV type"):
         scheme("int4", kv="int2")
     with pytest.raises(BadInput, match="group size 48"):
@@ -141,3 +141,52 @@ def test_stored_looks_at_the_whole_row() -> None:
     assert model is not None
     down = next(rule for rule in rules(spec_of(model)) if rule.ours.endswith("layers.{layer}.ffn.down.weight"))
     assert stored(down, scheme("int4")).group == 64
+
+
+GGUF_BLOCK_BYTES = {
+    "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34), "q2_k": (256, 84), "q3_k": (256, 110),
+    "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "iq1_s": (256, 50), "iq1_m": (256, 56), "iq2_xxs": (256, 66),
+    "iq2_xs": (256, 74), "iq2_s": (256, 82), "iq3_xxs": (256, 98), "iq3_s": (256, 110), "iq4_xs": (256, 136), "iq4_nl": (32, 18),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GGUF_BLOCK_BYTES)
+def test_gguf_types_have_the_bytes_of_their_blocks(name: str) -> None:
+    """ggml's type table."""
+    size, num_bytes = GGUF_BLOCK_BYTES[name]
+    assert scheme(name).stored(Keep.QUANTIZE, 4096).matrix_bytes(2, 4096) == 2 * 4096 // size * num_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("q4_k_m", 4.89),
+        ("Q3_K_M", 4.0),
+        ("q5-k-m", 5.7),
+        ("iq3_m", 3.76),
+        ("nvfp4", 4.5),
+        ("int3", 3.125),
+        ("int6", 6.125),
+        ("awq", 4.16),
+    ],
+)
+def test_bits_per_weight(name: str, bits: float) -> None:
+    held = scheme(name).stored(Keep.QUANTIZE, 4096)
+    assert held.matrix_bytes(4096, 4096) * 8 / 4096**2 == pytest.approx(bits, abs=0.03)
+
+
+def test_gguf_types_pack_the_embedding_and_the_head() -> None:
+    for name in ("q8_0", "q4_k_m"):
+        how = scheme(name)
+        assert how.stored(Keep.HIGH, 4096, is_lookup=True).bits < 16
+        assert how.stored(Keep.HIGH, 4096, is_head=True).bits < 16
+        assert how.stored(Keep.HIGH, 4096).bits == 16
+    assert scheme("int4").stored(Keep.HIGH, 4096, is_lookup=True).bits == 16
+
+
+def test_planned_schemes_are_not_what_the_engine_loads() -> None:
+    assert not set(PLANNED_NAMES) & set(SCHEME_NAMES)
+    assert scheme("q4_k", 64).group == 256
+    assert scheme("gptq", 32).group == 32
+    with pytest.raises(UnknownName):
+        scheme("q9_k")

@@ -97,6 +97,6 @@ def test_weights_that_do_not_fit_are_refused_with_numbers() -> None:
 def test_the_plan_counts_the_rows_that_a_step_has() -> None:
     """Planning imports no engine, so it has a number of its own."""
     from windlass.engine.memory import STEP_TOKENS
-    from windlass.plan.engines import CPU_STEP_TOKENS
+    from windlass.plan.engines.profile import CPU_STEP_TOKENS
 
     assert STEP_TOKENS["cpu"] == CPU_STEP_TOKENS

@@ -10,8 +10,9 @@ import pytest
 
 from windlass.core.count import count_parameters
 from windlass.core.model import Attention, LatentAttention, ModelSpec, kv_bytes_per_token
+from windlass.errors import Impossible
 from windlass.families import rules
-from windlass.families.registry import find, known_models, spec_of
+from windlass.families.registry import beyond_reach, find, known_models, refuse_beyond_reach, spec_of
 
 pytestmark = pytest.mark.pure
 
@@ -75,6 +76,9 @@ def test_the_table_is_whole() -> None:
         "meta-llama/Llama-3.3-70B-Instruct",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         "tiiuae/falcon-7b",
+        "deepseek-ai/DeepSeek-R1",
+        "deepseek-ai/DeepSeek-V3.1",
+        *PUBLISHED_TOTALS,
     }
 
 
@@ -92,6 +96,40 @@ def test_published_totals_that_the_table_lacks() -> None:
     assert totals["tiiuae/falcon-7b"].checkpoint == 7_217_189_760
     small = spec_at("HuggingFaceTB/SmolLM2-135M-Instruct")
     assert count_parameters(small, rules(small)).total == 134_515_008
+
+
+PUBLISHED_TOTALS = {
+    "moonshotai/Kimi-K2-Instruct": 1_026_408_232_448,
+    "openai/gpt-oss-20b": 20_914_757_184,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "mistralai/Mistral-Small-24B-Base-2501": 23_572_403_200,
+    "mistralai/Mistral-Large-Instruct-2407": 122_610_069_504,
+}
+"""Of the hub's pages. Their configs were put together from a sibling's and the published shape, so the total is what checks them."""
+
+
+@pytest.mark.parametrize(("hub", "total"), PUBLISHED_TOTALS.items())
+def test_totals_check_the_configs(hub: str, total: int) -> None:
+    spec = spec_at(hub)
+    assert count_parameters(spec, rules(spec)).total == total
+
+
+@pytest.mark.parametrize("hub", ["deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3.1"])
+def test_deepseeks_of_one_shape(hub: str) -> None:
+    assert count_parameters(spec_at(hub), rules(spec_at(hub))).total == PARAMS["deepseek-ai/DeepSeek-V3"]["total_params_main"]
+
+
+def test_models_beyond_reach_are_refused_by_name() -> None:
+    """Each with a reason; none is in the registry as well."""
+    for one in beyond_reach():
+        assert len(one.why) > 20
+        for name in one.names:
+            assert find(name) is None
+            with pytest.raises(Impossible, match="cannot be planned or run yet"):
+                refuse_beyond_reach(name)
 
 
 def test_evo2_is_near_its_name() -> None:

@@ -53,7 +53,7 @@ def test_short_hub_names() -> None:
 def test_unknown_names_offer_near_ones() -> None:
     assert find("GLM-4.5-Heir") is None
     assert "GLM-4.5-Air" in str(unknown_model("GLM-4.5-Heir"))
-    assert "Qwen3-30B-A3B" in str(unknown_model("qwen3-30b"))
+    assert "Qwen3-30B-A3B" in str(unknown_model("qwen3-30b-a4b"))
     assert "did you mean" not in str(unknown_model("@@@@"))
     assert "known: " in str(unknown_model("@@@@"))
 

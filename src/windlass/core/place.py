@@ -48,7 +48,7 @@ def cut(count: int, quantum: int, shares: Sequence[float]) -> tuple[Interval, ..
 
 
 def stored(rule: Rule, scheme: Scheme) -> Stored:
-    return scheme.stored(rule.keep, rule.shape[-1], is_head=rule.role is Role.HEAD)
+    return scheme.stored(rule.keep, rule.shape[-1], is_head=rule.role is Role.HEAD, is_lookup=rule.role is Role.LOOKUP)
 
 
 def _axis_quantum(axis: Axis, rules: Iterable[Rule], scheme: Scheme) -> int:

@@ -62,6 +62,37 @@ class Speed(Frozen):
     distinct_experts: float = 0.0
     breakdown: dict[str, float] = {}
     """Seconds of a decode step by cause."""
+    decode_range: tuple[float, float] = (0.0, 0.0)
+    """Eight of ten runs of this kind lie between these; the same for the others."""
+    prefill_range: tuple[float, float] = (0.0, 0.0)
+    sustained_range: tuple[float, float] = (0.0, 0.0)
+    basis: str = ""
+    """On what the intervals rest."""
+
+
+class StepPart(Frozen):
+    """One part of a decode step on the slowest device."""
+
+    name: str
+    seconds: float
+    waits: str
+    """What it waits for, or what waits for it."""
+    num_bytes: int = 0
+    flops: float = 0.0
+
+
+class LoadPlan(Frozen):
+    """A server under a steady stream of requests."""
+
+    requests_per_second: float
+    in_flight: float
+    utilisation: float
+    time_to_first_token_seconds: float
+    time_per_token_seconds: float
+    within: bool
+    """Whether it keeps up, and within the limits that were given."""
+    most_requests_per_second: float = 0.0
+    """The highest rate that keeps them."""
 
 
 class Cost(Frozen):
@@ -172,6 +203,12 @@ class Plan(Frozen):
     """Missing bytes on the fullest device; 0 if it fits."""
     would_fit: tuple[str, ...] = ()
     """The smallest changes that would make it fit, mildest first."""
+    step: tuple[StepPart, ...] = ()
+    """With --explain."""
+    load: LoadPlan | None = None
+    """With --rate."""
+    caution: str = ""
+    """Why the plan is not to be relied on: a path of the engine that was never run. Empty: none."""
     spec: ModelSpec | None = None
     tiers: tuple[TierPlacement, ...] = ()
     """Where the weights of each rank of a replica live; empty: all fit on its device."""

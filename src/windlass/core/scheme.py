@@ -12,7 +12,8 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
 
 GROUPS = (128, 64, 32)
-KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
+KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0625, "int4": 0.5625}
+"""Per element; the integers with a 16-bit scale for every 32 (q8_0 and q4_0), for planning other engines."""
 
 
 class Keep(Enum):
@@ -62,16 +63,19 @@ class Scheme(Frozen):
     scale_bytes: int = 0
     only_experts: bool = False
     quantize_head: bool = False
+    quantize_embedding: bool = False
+    """The embedding as well: GGUF files."""
 
     @property
     def kv_element_bytes(self) -> float:
         return KV_BYTES[self.kv]
 
-    def stored(self, keep: Keep, num_in: int, is_head: bool = False) -> Stored:
-        """How a matrix with rows of `num_in` is stored."""
+    def stored(self, keep: Keep, num_in: int, is_head: bool = False, is_lookup: bool = False) -> Stored:
+        """How a matrix with rows of `num_in` is stored. `is_lookup`: it is an embedding."""
         if keep is Keep.FLOAT32 or self.name == "fp32":
             return Stored(bits=32)
-        if self.bits >= 16 or not self._packs(keep, is_head):
+        packs = self.quantize_embedding if is_lookup else self._packs(keep, is_head)
+        if self.bits >= 16 or not packs:
             return Stored(bits=16)
         if self.group is None:
             return Stored(bits=self.bits, scale_bytes=self.scale_bytes)
@@ -96,12 +100,57 @@ _SCHEMES = {
     "mxfp4": Scheme(name="mxfp4", bits=4, group=32, scale_bytes=1, only_experts=True),
 }
 SCHEME_NAMES = tuple(_SCHEMES)
+"""What conversion writes and the engine holds."""
+
+
+def _blocks(name: str, bits: int, group: int, extra_bytes: int) -> Scheme:
+    """A GGUF type: `extra_bytes` of scales, minima and high bits per block of `group` weights."""
+    return Scheme(name=name, bits=bits, group=group, scale_bytes=extra_bytes, quantize_head=True, quantize_embedding=True)
+
+
+# Block types of GGUF (ggml's type table): whole bytes of a block less its whole bits. iq: codebooks; the rest is scales.
+_BLOCK_TYPES = {
+    "q4_0": (4, 32, 2), "q4_1": (4, 32, 4), "q5_0": (5, 32, 2), "q5_1": (5, 32, 4), "q8_0": (8, 32, 2),
+    "q2_k": (2, 256, 20), "q3_k": (3, 256, 14), "q4_k": (4, 256, 16), "q5_k": (5, 256, 16), "q6_k": (6, 256, 18),
+    "iq1_s": (1, 256, 18), "iq1_m": (1, 256, 24), "iq2_xxs": (2, 256, 2), "iq2_xs": (2, 256, 10), "iq2_s": (2, 256, 18),
+    "iq3_xxs": (3, 256, 2), "iq3_s": (3, 256, 14), "iq4_xs": (4, 256, 8), "iq4_nl": (4, 32, 2),
+}  # fmt: skip
+_MIXED_FILES = {
+    "q2_k_s": 2.99, "q3_k_s": 3.64, "q3_k_m": 4.00, "q3_k_l": 4.30, "q3_k_xl": 4.40, "q4_k_s": 4.67, "q4_k_m": 4.89, "q5_k_s": 5.57,
+    "q5_k_m": 5.70, "iq2_m": 2.93, "iq3_xs": 3.50, "iq3_m": 3.76, "ud_q2_k_xl": 2.97, "ud_q4_k_xl": 4.9,
+}  # fmt: skip
+"""Bits per weight of files that mix types (llama.cpp tools/quantize README, Llama-3.1-8B; ud_*: Unsloth's files of large mixtures, recalled).
+The head's and the embedding's share is in the mean."""
+
+
+def _mixed(name: str, bits_per_weight: float) -> Scheme:
+    """Whole bits in blocks of 256, and the rest as scales."""
+    bits = int(bits_per_weight)
+    return _blocks(name, bits, 256, round((bits_per_weight - bits) * 32))
+
+
+_PLANNED = {
+    **{name: _blocks(name, *shape) for name, shape in _BLOCK_TYPES.items()},
+    **{name: _mixed(name, bits) for name, bits in _MIXED_FILES.items()},
+    "int3": Scheme(name="int3", bits=3, group=128, scale_bytes=2),
+    "int5": Scheme(name="int5", bits=5, group=128, scale_bytes=2),
+    "int6": Scheme(name="int6", bits=6, group=128, scale_bytes=2),
+    # 16 values share an 8-bit float (NVIDIA ModelOpt, Blackwell); the tensor's own scale is nothing.
+    "nvfp4": Scheme(name="nvfp4", bits=4, group=16, scale_bytes=1),
+    "awq": Scheme(name="awq", bits=4, group=128, scale_bytes=2, zero_points=True),
+    "gptq": Scheme(name="gptq", bits=4, group=128, scale_bytes=2, zero_points=True),
+}
+PLANNED_NAMES = tuple(_PLANNED)
+"""What published files hold and other engines run: for planning."""
 
 
 def scheme(name: str, group: int | None = None, kv: str = "bf16", zero_points: bool = False) -> Scheme:
     """The named scheme; `group` overrides the group size of grouped schemes."""
+    name = name.lower().replace("-", "_")
+    if name in _PLANNED:
+        return _planned(name, group, kv)
     if name not in _SCHEMES:
-        raise UnknownName("quantization", name, _SCHEMES)
+        raise UnknownName("quantization", name, (*_SCHEMES, *_PLANNED))
     if kv not in KV_BYTES:
         raise UnknownName("KV type", kv, KV_BYTES)
     found = _SCHEMES[name]
@@ -112,3 +161,14 @@ def scheme(name: str, group: int | None = None, kv: str = "bf16", zero_points: b
     import msgspec
 
     return msgspec.structs.replace(found, group=group, kv=kv, zero_points=zero_points and found.bits < 8)
+
+
+def _planned(name: str, group: int | None, kv: str) -> Scheme:
+    """Block sizes belong to the format; awq and gptq take the group size."""
+    if kv not in KV_BYTES:
+        raise UnknownName("KV type", kv, KV_BYTES)
+    import msgspec
+
+    found = _PLANNED[name]
+    chosen = group if name in ("awq", "gptq", "int3", "int5", "int6") and group in GROUPS else found.group
+    return msgspec.structs.replace(found, group=chosen, kv=kv)

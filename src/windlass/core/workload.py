@@ -17,6 +17,28 @@ class Workload(Frozen):
     reserve_tokens: int = 0
     """KV cache reserved per sequence: the whole context if the concurrency was given, the mean length if it is as many as fit."""
 
+    waiting: int = 0
+    """Requests that wait because memory holds no more at once."""
+    requests: int = 0
+    """A burst of so many, all at once; 0: a steady stream."""
+    spread: bool = False
+    """The burst's answers differ in length as those of a chat log do."""
+    draft_tokens: int = 0
+    """Tokens that are drafted per step (MTP, or a draft model of that cost)."""
+    acceptance: float = 0.0
+    """Chance that a draft is accepted, given that those before it were."""
+    cached_prefix: float = 0.0
+    """Fraction of a prompt that is in the prefix cache."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Output tokens of one sequence per step: 1 + a + a^2 ... over the drafts."""
+        return sum(self.acceptance**index for index in range(self.draft_tokens + 1))
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        return max(round(self.prompt_tokens * (1 - self.cached_prefix)), 1)
+
     @property
     def mean_decode_context(self) -> float:
         """Tokens in the KV cache halfway through an answer."""

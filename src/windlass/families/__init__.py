@@ -55,13 +55,17 @@ MODEL_TYPES = {
 }
 
 
+# model_type of models whose layers and tensor names are another's, as their publishers say.
+SAME_AS = {"kimi_k2": "deepseek_v3"}
+
+
 def family(name: str) -> Family:
     return cast(Family, import_module(f"windlass.families.{name}"))
 
 
 def describe(values: object, name: str = "", *, hints: Hints | None = None, where: str = "config.json") -> ModelSpec:
     """The ModelSpec of a parsed config.json. `hints`: what the checkpoint's tensor names show and the config does not say."""
-    config = Config(values, where)
+    config = Config(_under_its_family(values), where)
     model_type = _model_type(config)
     if model_type not in MODEL_TYPES:
         raise BadConfig(
@@ -70,6 +74,15 @@ def describe(values: object, name: str = "", *, hints: Hints | None = None, wher
     spec = family(MODEL_TYPES[model_type]).describe(config, hints or Hints())
     config.finish()
     return _with_hints(spec, name, hints or Hints())
+
+
+def _under_its_family(values: object) -> object:
+    """The config with the model_type of its twin, if it has one."""
+    if not isinstance(values, dict):
+        return values
+    table = cast("dict[str, object]", values)
+    given = table.get("model_type")
+    return {**table, "model_type": SAME_AS[given]} if isinstance(given, str) and given in SAME_AS else table
 
 
 def _model_type(config: Config) -> str:

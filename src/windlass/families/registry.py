@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from windlass.core.model import Frozen, ModelSpec
-from windlass.errors import UnknownName
+from windlass.errors import Impossible, UnknownName
 from windlass.families import Hints, describe
 
 
@@ -42,10 +42,26 @@ class KnownModel(Frozen):
         return (self.name, self.hub, self.hub.split("/")[-1], *self.aliases)
 
 
+class BeyondReach(Frozen):
+    """A model that cannot be described yet."""
+
+    names: tuple[str, ...]
+    why: str
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(files("windlass.families").joinpath("registry.toml").read_text())
+
+
+@cache
+def beyond_reach() -> tuple[BeyondReach, ...]:
+    return tuple(msgspec.convert(_tables()["beyond"], list[BeyondReach]))
+
+
 @cache
 def known_models() -> tuple[KnownModel, ...]:
-    text = files("windlass.families").joinpath("registry.toml").read_text()
-    return tuple(msgspec.convert(tomllib.loads(text)["model"], list[KnownModel]))
+    return tuple(msgspec.convert(_tables()["model"], list[KnownModel]))
 
 
 def find(name: str) -> KnownModel | None:
@@ -68,6 +84,13 @@ def _find_tagged(name: str) -> KnownModel | None:
 
 def _squeezed(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.lower())
+
+
+def refuse_beyond_reach(name: str) -> None:
+    """Says why a model that people ask for cannot be planned or run, rather than that it is unknown."""
+    for one in beyond_reach():
+        if name.lower() in (other.lower() for other in one.names):
+            raise Impossible(f"{name} cannot be planned or run yet: {one.why}")
 
 
 def unknown_model(name: str) -> UnknownName:

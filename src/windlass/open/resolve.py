@@ -16,7 +16,7 @@ from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Rule
 from windlass.errors import BadInput
 from windlass.families import describe, hints_from, rules
-from windlass.families.registry import KnownModel, find, published_config, spec_of, unknown_model
+from windlass.families.registry import KnownModel, find, published_config, refuse_beyond_reach, spec_of, unknown_model
 from windlass.open.stored import StoredFiles, stored_files
 
 DOWNLOADS = 8
@@ -49,6 +49,7 @@ def find_model(name: str) -> ModelLocation:
     known = find(name)
     if known is not None:
         return ModelLocation(known=known, hub=known.hub)
+    refuse_beyond_reach(name)
     from windlass.formats.hub.hub import looks_like_hub_name
 
     if not looks_like_hub_name(name):

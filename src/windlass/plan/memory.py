@@ -11,11 +11,20 @@ from windlass.core.place import Interval
 from windlass.core.plan import DeviceMemoryPlan
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
-from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, EngineProfile
+from windlass.plan.engines.load import rates_on
+from windlass.plan.engines.profile import (
+    ACTIVATION_BYTES,
+    CPU_ACTIVATION_BYTES,
+    CPU_CONTEXT_BYTES,
+    CPU_STEP_TOKENS,
+    EngineProfile,
+)
 from windlass.plan.shards import ModelShards, TpShard
 
 HOST_FRACTION = 0.9
 """Fraction of host memory that weights may fill; the rest is for the system and the page cache."""
+MAPPED_FRACTION = 0.97
+"""The same where weights are mapped from their file: they are the page cache."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +112,16 @@ class MemoryModel:
     def activations(self, device: Device, shard: TpShard, layers: Interval, layout: Layout) -> float:
         """Per token of a step: residual, normed input, the widest layer output and its input; plus logits in fp32."""
         on_cpu = device.kind == "cpu"
-        largest = CPU_STEP_TOKENS if on_cpu else self.engine.step_tokens
+        largest = CPU_STEP_TOKENS if on_cpu else self.step_tokens(device)
         sequences = self.sequences(layout)
         tokens = max(min(largest, self.workload.context_tokens * (sequences if on_cpu else 1)), sequences)
         logits = sequences * shard.vocab * 4 if self.is_last(layers) else 0
         element_bytes = CPU_ACTIVATION_BYTES if on_cpu else ACTIVATION_BYTES
         return tokens * (4 * self.spec.hidden_size + 2 * shard.widest) * element_bytes + logits
+
+    def step_tokens(self, device: Device) -> int:
+        """Prompt tokens of a step: some engines take fewer on smaller cards."""
+        return rates_on(self.engine, device).step_tokens or self.engine.step_tokens
 
     def overhead(self, device: Device, layout: Layout) -> float:
         kept_free = (1 - self.engine.memory_fraction) * device.memory_bytes
@@ -141,7 +154,10 @@ def offload(fit: Fit, model: MemoryModel, hardware: Hardware, layout: Layout) ->
     """Offloads what does not fit to host memory, then to disk. On a CPU the only slower tier is disk."""
     import msgspec
 
-    room = {node: _host_room(hardware, node) for node in {slot.node for slot in fit.slots}}
+    room = {
+        node: _host_room(hardware, node, MAPPED_FRACTION if model.engine.cpu_layers else HOST_FRACTION)
+        for node in {slot.node for slot in fit.slots}
+    }
     disk = {node: float(hardware.nodes[node].disk_bytes) for node in room}
     moved: list[Offloaded] = []
     memory: list[DeviceMemoryPlan] = []
@@ -150,7 +166,7 @@ def offload(fit: Fit, model: MemoryModel, hardware: Hardware, layout: Layout) ->
         shard = model.sizes.shard(layout, model.scheme, slot.tp, fit.shares)
         layers = fit.stages[slot.pp]
         over = max(held.total_bytes - held.capacity_bytes, 0)
-        over += _staging_bytes(shard, layers) if over else 0
+        over += _staging_bytes(shard, layers) if over and not model.engine.cpu_layers else 0
         over = min(over, held.weights_bytes)
         part = _to_tiers(over, shard.between(shard.experts, layers), room, disk, slot)
         missing = over - part.host - part.disk + max(held.total_bytes - over - held.capacity_bytes, 0)
@@ -170,9 +186,9 @@ def offload(fit: Fit, model: MemoryModel, hardware: Hardware, layout: Layout) ->
     )
 
 
-def _host_room(hardware: Hardware, node: int) -> float:
+def _host_room(hardware: Hardware, node: int, fraction: float) -> float:
     found = hardware.nodes[node]
-    return 0.0 if any(device.kind == "cpu" for device in found.devices) else found.ram_bytes * HOST_FRACTION
+    return 0.0 if any(device.kind == "cpu" for device in found.devices) else found.ram_bytes * fraction
 
 
 def _staging_bytes(shard: TpShard, layers: Interval) -> float:

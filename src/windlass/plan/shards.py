@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from windlass.core.count import distinct_experts
+from windlass.core.count import distinct_experts, mixer_flops
 from windlass.core.layout import Layout
-from windlass.core.model import Attention, ModelSpec, layer_cache_bytes
+from windlass.core.model import Attention, ModelSpec, MoE, layer_cache_bytes
 from windlass.core.place import Interval, Placement, local_bytes, local_experts, local_shape, place
 from windlass.core.rule import Axis, AxisName, ModelPart, Role, Rule
 from windlass.core.scheme import Scheme
@@ -32,6 +32,8 @@ class TpShard:
     """Weight bytes of the routed experts held here."""
     flops_per_token: tuple[float, ...]
     """Matmul FLOPs of one token on this rank."""
+    expert_flops: tuple[float, ...]
+    """Those of its routed experts."""
     score_width: tuple[float, ...]
     """Multiply-adds per (query, key) pair on this rank."""
     embed_bytes: float
@@ -50,7 +52,7 @@ class TpShard:
 def make_shard(
     spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, scheme: Scheme, tp_index: int
 ) -> TpShard:
-    always, experts, flops = ([0.0] * spec.num_layers for _ in range(3))
+    always, experts, flops, expert_flops = ([0.0] * spec.num_layers for _ in range(4))
     embed = head = 0.0
     held = local_experts(placement, layout, tp_index)
     for rule in rules:
@@ -67,6 +69,7 @@ def make_shard(
         for layer in rule.layers:
             if rule.num_experts:
                 experts[layer] += size * held
+                expert_flops[layer] += operations
             else:
                 always[layer] += size
             flops[layer] += operations
@@ -74,6 +77,7 @@ def make_shard(
         always=_running(always),
         experts=_running(experts),
         flops_per_token=_running(flops),
+        expert_flops=_running(expert_flops),
         score_width=_running(layer.mixer.score_width / layout.tp for layer in spec.layers),
         embed_bytes=embed,
         head_bytes=head,
@@ -133,6 +137,8 @@ class ModelShards:
         self._shards: dict[tuple[object, ...], TpShard] = {}
         self._placements: dict[tuple[object, ...], Placement] = {}
         self._caches: dict[tuple[object, ...], float] = {}
+        self._scores: dict[tuple[Interval, float], float] = {}
+        self._routed = _running(isinstance(layer.feed_forward, MoE) for layer in spec.layers)
 
     def placement(self, layout: Layout, scheme: Scheme, shares: tuple[float, ...] = ()) -> Placement:
         key = (layout.tp, layout.ep, scheme, shares)
@@ -157,6 +163,19 @@ class ModelShards:
                 for layer in self.spec.layers[layers[0] : layers[1]]
             )
         return self._caches[key]
+
+    def score_flops(self, layers: Interval, context: float) -> float:
+        """Attention of one token over `context` keys, limited by windows and sparse attention, before tp."""
+        key = (layers, context)
+        if key not in self._scores:
+            known: dict[int, float] = {}
+            mixers = [layer.mixer for layer in self.spec.layers[layers[0] : layers[1]]]
+            self._scores[key] = sum(known.setdefault(id(mixer), mixer_flops(mixer, context)) for mixer in mixers)
+        return self._scores[key]
+
+    def routed_layers(self, layers: Interval) -> float:
+        """Layers with routed experts."""
+        return self._routed[layers[1]] - self._routed[layers[0]]
 
 
 @lru_cache(maxsize=2)

@@ -243,3 +243,55 @@ def test_what_is_described_reads_back_the_same(text: str) -> None:
 def test_unknown_device_is_an_unknown_name() -> None:
     with pytest.raises(UnknownName):
         parse_hardware("8xTPUv5")
+
+
+OWN = """
+[device.My-Card]
+memory = "48GB"
+bandwidth = "1.2TB"
+tflops = { bf16 = 180 }
+
+[[node]]
+devices = "4xMy-Card[40GB]"
+"""
+
+
+def test_a_device_by_figures(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN)
+    found = parse_hardware(str(tmp_path / "own.toml"))
+    card = found.devices[0]
+    assert (found.num_devices, card.name, card.memory_bytes) == (4, "My-Card", 40 * 10**9)
+    assert card.matmul_flops("bf16") == pytest.approx(0.8 * 180e12)
+    assert "fp8" not in card.flops
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("tflops = { bf16 = 180 }", "tflops = { fp8 = 180 }"), "needs bf16"),
+        (("tflops = { bf16 = 180 }", "tflops = { bf17 = 180 }"), "bf17"),
+        (('memory = "48GB"', 'memory = "48GB"\nkind = "npu"'), "npu"),
+        (('memory = "48GB"', 'memory = "48GB"\nspeed = 3'), "speed"),
+        (("4xMy-Card[40GB]", "4xMy-Card[50GB]"), "exceeds its memory"),
+    ],
+)
+def test_a_device_by_wrong_figures(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    (tmp_path / "own.toml").write_text(OWN.replace(*change))
+    with pytest.raises((BadInput, UnknownName), match=message):
+        parse_hardware(str(tmp_path / "own.toml"))
+
+
+def test_bandwidth_of_memory_channels() -> None:
+    assert parse_hardware("cpu:64,channels=12,ddr=4800").nodes[0].ram_bandwidth == pytest.approx(0.8 * 12 * 8 * 4.8e9)
+    assert parse_hardware("1xRTX-4090,channels=2").nodes[0].ram_bandwidth == pytest.approx(0.8 * 2 * 8 * 5.6e9)
+    for wrong in ("cpu:8,ddr=4800", "cpu:8,channels=two", "cpu:8,channels=2,bw=50GB", "cpu:8,channels=0"):
+        with pytest.raises(BadInput):
+            parse_hardware(wrong)
+
+
+def test_apple_lends_more_if_told_to() -> None:
+    node = parse_hardware("M3-Ultra[480GB]").nodes[0]
+    assert node.devices[0].memory_bytes == 480 * 10**9
+    assert node.ram_bytes + node.devices[0].memory_bytes == 512 * 2**30
+    with pytest.raises(BadInput, match="exceeds its memory"):
+        parse_hardware("M3-Ultra[550GB]")

@@ -138,7 +138,7 @@ def test_valid_tp_is_what_is_published(model: str) -> None:
 def test_offload_uses_ram_then_disk() -> None:
     made = plan("Llama-3.1-405B", "2xA100-80GB,ram=200GB,disk=500GB")
     assert made.fits and made.scheme.name == "int4" and made.memory.host_bytes > 0 and made.memory.disk_bytes == 0
-    assert made.speed is not None and made.speed.bound_by == "host link"
+    assert made.speed is not None and made.speed.bound_by == "host compute"
     assert any("3xA100-80GB" in change for change in made.would_fit)
     poorer = plan("Llama-3.1-405B", "2xA100-80GB,ram=16GB,disk=500GB")
     assert poorer.fits and poorer.memory.disk_bytes > 0 and poorer.speed is not None
@@ -176,7 +176,7 @@ def test_context_beyond_the_model_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"goal": "fun"}, {"concurrency": 0}, {"quant": "int3"}, {"engine": "tgi"}, {"kv": "int1"}, {"group": 77, "quant": "int4"}],
+    [{"goal": "fun"}, {"concurrency": 0}, {"quant": "int7"}, {"engine": "tgi"}, {"kv": "int1"}, {"group": 77, "quant": "int4"}],
 )
 def test_bad_words_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(BadInput):
@@ -259,8 +259,10 @@ def test_any_question_gets_a_sound_plan(
 
 
 def test_more_bits_never_take_less_memory() -> None:
+    """On the same layout: which is best depends on the bits, since 4-bit experts over eight ranks are too small to fill them."""
     sizes = [
-        plan("Qwen3-235B-A22B", "8xB200", quant=name).memory.per_device[0].weights_bytes for name in ("int4", "int8", "bf16")
+        plan("Qwen3-235B-A22B", "8xB200", quant=name, pins={"tp": 8, "ep": 8}).memory.per_device[0].weights_bytes
+        for name in ("int4", "int8", "bf16")
     ]
     assert sizes == sorted(sizes)
 
@@ -272,14 +274,14 @@ def test_search_over_8192_devices_tries_little(counted: Counted) -> None:
     assert made.fits and made.layout.world == 8192
     assert 0 < calls["evaluate"] < 400
     assert 0 < calls["make_shard"] < 120
-    assert 0 < calls["SpeedModel.speed"] < 100
+    assert 0 < calls["speed"] < 100
 
 
 def test_what_does_not_fit_is_not_timed(counted: Counted) -> None:
     """Most of what a search for remedies looks at does not fit, and nobody wants to know how quick that would be."""
     made, calls = counted(lambda: plan("Llama-3.1-405B", "1xRTX-4090,ram=32GB,disk=50GB"))
     assert not made.fits and made.would_fit
-    assert 0 < calls["SpeedModel.speed"] < calls["evaluate"] / 4
+    assert 0 < calls["speed"] < calls["evaluate"] / 4
 
 
 @pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def test_throughput_fits_where_latency_does(hardware: str, model: str) -> None:
     "model", ["GLM-4.5-Air", "Llama-3.1-70B", "Falcon-40B", "GLM-4-32B-0414", "gpt-oss-120b", "GLM-4.7-Flash"]
 )
 def test_the_ranks_that_stand_for_all_are_the_fullest(model: str) -> None:
-    from windlass.plan.engines import engine
+    from windlass.plan.engines.load import engine
     from windlass.plan.inference.candidates import evaluate
     from windlass.plan.inference.search import request_workload
     from windlass.plan.inference.sites import whole_site

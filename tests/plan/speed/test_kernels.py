@@ -12,7 +12,8 @@ from windlass.core.layout import Layout
 from windlass.core.scheme import scheme
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
-from windlass.plan.engines import ENGINES, KernelTimes
+from windlass.plan.engines.kernel_times import KernelTimes
+from windlass.plan.engines.load import NAMES, engine
 from windlass.plan.shards import ModelShards
 from windlass.plan.speed.kernels import KernelModel, LayerShape, PackedMatrix, applies, items_of, layer_shapes
 
@@ -125,5 +126,5 @@ def test_slower_devices_are_slower() -> None:
 
 
 def test_only_the_engine_with_kernels_has_times() -> None:
-    assert [name for name, engine in ENGINES.items() if engine.kernel_times] == ["windlass"]
+    assert [name for name in NAMES if engine(name).kernel_times] == ["windlass"]
     assert msgspec.json.decode(msgspec.json.encode(KernelTimes()), type=KernelTimes) == KernelTimes()

@@ -80,7 +80,7 @@ def test_the_default_keeps_large_machines_busy(model: Model) -> None:
     spec, rules = model(LLAMA_405B)
     asked = recipe_from({"model": {"name": "x"}, "data": {"sequence_length": "8k"}})
     plan = plan_training(spec, rules, parse_hardware("2048x(8xH100-80GB)@400Gb"), asked)
-    assert plan.model_flops_utilization > 0.4
+    assert plan.model_flops_utilization > 0.32  # PyTorch's efficiency; Megatron's would be 0.42
     assert "the default for this model on 16,384 devices" in reason(plan, "batch")
 
 

@@ -73,10 +73,9 @@ def errors(published: ModuleType) -> list[tuple[dict[str, Any], float]]:
 def test_predicted_times(published: ModuleType) -> None:
     """Guards against regressions, not a claim of accuracy: the bounds were set around what the model gave when it was written."""
     made = errors(published)
-    assert all(error < 0.05 for _, error in made)
     plain = [abs(error) for row, error in made if row.get("note") != "ZeRO-3"]
-    assert statistics.median(plain) < 0.12
-    assert sum(error <= 0.15 for error in plain) / len(plain) >= 0.65
+    assert statistics.median(plain) < 0.05
+    assert sum(error <= 0.15 for error in plain) / len(plain) >= 0.8
 
 
 def test_dense_megatron_rows_within_15_percent(published: ModuleType) -> None:

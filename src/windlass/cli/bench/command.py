@@ -53,6 +53,9 @@ def bench(
     compare: Path | None = typer.Option(None, metavar="old.json", help="Compare with a report saved by --save."),
     save: Path | None = typer.Option(None, metavar="new.json", help="Save the report as JSON."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    keep: bool = typer.Option(
+        True, "--keep/--no-keep", help="Keep the figures in a local file: later plans on this machine use them."
+    ),
     served: bool = typer.Option(
         False,
         "--served",
@@ -167,6 +170,7 @@ def bench(
         compare=compare,
         save=save,
         as_json=as_json,
+        keep=keep,
     )
     return run(model[0], options)
 

@@ -37,6 +37,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     compare: Path | None = None
     save: Path | None = None
     as_json: bool = False
+    keep: bool = True
 
 
 def run(model: str, options: BenchOptions) -> int:
@@ -54,6 +55,8 @@ def run(model: str, options: BenchOptions) -> int:
     with _progress(options) as progress, _spread(options) as spread:
         report = bench(setup, begin, log, trace, _planned_bytes(setup), progress, spread)
     written = _write(report, options, log, trace)
+    if options.keep and setup.scheme is not None and options.launch.is_single:
+        _keep(report, setup.scheme)
     if options.as_json:
         from windlass.measure.report import encode_report
 
@@ -64,6 +67,33 @@ def run(model: str, options: BenchOptions) -> int:
 
     show(report, written, compare(report, old) if old is not None else ())
     return 0
+
+
+def _keep(report: BenchReport, how: Scheme) -> None:
+    """For the next plan on this machine; not with weights outside of memory, whose speed is the disk's."""
+    from windlass.core.hardware.measured import MeasuredRun
+    from windlass.measure import kept
+
+    if not kept.wanted() or report.tiers is not None:
+        return
+    machine = kept.this_machine()
+    runs = tuple(
+        MeasuredRun(
+            machine=machine,
+            model=report.model,
+            engine="windlass",
+            scheme=how.name,
+            batch=one.batch,
+            prompt_tokens=one.prompt_tokens,
+            new_tokens=one.new_tokens,
+            decode_tokens_per_second=one.decode_tokens_per_second,
+            prefill_tokens_per_second=one.prefill_tokens_per_second,
+            date=time.strftime("%Y-%m-%d"),
+        )
+        for one in report.runs
+        if one.tokens_per_step == 1.0
+    )
+    kept.save(kept.with_runs(kept.load(), runs))
 
 
 def _spread(options: BenchOptions) -> Any:

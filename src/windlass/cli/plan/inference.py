@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from windlass.cli.console import working
 from windlass.cli.plan.output import PlanOutput
 from windlass.core.hardware.caps import capped
+from windlass.core.hardware.measured import MeasuredRun
 from windlass.core.hardware.spec import Hardware
 from windlass.core.plan import CloudOffer, Plan
 from windlass.core.scheme import Scheme, scheme
@@ -18,7 +20,8 @@ from windlass.open.hardware import resolve_hardware, with_disk
 from windlass.open.resolve import ModelDescription, describe_model
 from windlass.plan.cloud.inference import cloud_offers
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.measured import with_limits
+from windlass.plan.inference.search import LoadRequest, PlanRequest
 from windlass.units import parse_bytes, parse_context
 
 DEFAULT_CONTEXT = 8192
@@ -44,6 +47,15 @@ class InferenceArguments(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory: str | None = None
     host_memory: str | None = None
     disk_folder: Path | None = None
+    requests: int = 0
+    spread: bool = False
+    rate: str | None = None
+    ttft: str | None = None
+    tpot: str | None = None
+    drafts: int = 0
+    acceptance: float = 0.7
+    cached_prefix: float = 0.0
+    explain: bool = False
 
 
 def run(target: str, arguments: InferenceArguments, output: PlanOutput) -> int:
@@ -69,7 +81,8 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
         parse_context(text) if text is not None else None
         for text in (arguments.context, arguments.prompt_tokens, arguments.new_tokens)
     )
-    hardware = _with_caps(_hardware(arguments.on, arguments.cloud), arguments)
+    hardware, runs = _measured(_hardware(arguments.on, arguments.cloud), here=arguments.on is None and not arguments.cloud)
+    hardware = _with_caps(hardware, arguments)
     return PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
@@ -86,7 +99,58 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
         new_tokens=new,
         region=arguments.region,
         stored=_stored(resolved, hardware),
+        requests=arguments.requests,
+        spread=arguments.spread,
+        draft_tokens=arguments.drafts,
+        acceptance=arguments.acceptance if arguments.drafts else 0.0,
+        cached_prefix=arguments.cached_prefix,
+        explain=arguments.explain,
+        load=_load(arguments),
+        measured=runs,
     )
+
+
+def _measured(hardware: Hardware, *, here: bool) -> tuple[Hardware, tuple[MeasuredRun, ...]]:
+    """This machine with the figures measured on it, and the benchmark runs kept of it."""
+    if not here:
+        return hardware, ()
+    from windlass.measure import kept
+
+    if not kept.wanted() or not kept.path().is_file():
+        return hardware, ()
+    found, name = kept.load(), kept.this_machine()
+    limits = found.limits.get(name)
+    return with_limits(hardware, limits) if limits is not None else hardware, kept.runs_of(found, name)
+
+
+def _load(arguments: InferenceArguments) -> LoadRequest | None:
+    if arguments.rate is None:
+        if arguments.ttft or arguments.tpot:
+            raise BadInput("--ttft and --tpot are limits of a load; add --rate 5/s")
+        return None
+    text = arguments.rate.strip().removesuffix("/s")
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1e6:
+        raise BadInput(f"--rate {arguments.rate}: write requests per second, like 5/s")
+    return LoadRequest(rate=rate, first_seconds=_seconds(arguments.ttft), between_seconds=_seconds(arguments.tpot))
+
+
+def _seconds(text: str | None) -> float:
+    """`50ms`, `1.5s`; without a limit, endless."""
+    if text is None:
+        return inf
+    units = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
+    unit = next((unit for unit in units if text.strip().endswith(unit)), None)
+    try:
+        found = float(text.strip().removesuffix(unit or "")) * units[unit or "s"]
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        raise BadInput(f"{text!r} is not a time; write it like 50ms or 1s")
+    return found
 
 
 def _stored(resolved: ModelDescription, hardware: Hardware) -> Scheme | None:

@@ -1,4 +1,4 @@
-"""Memory per device as stacked bars."""
+"""Memory per device as stacked bars; with --explain, the parts of a decode step."""
 # pyright: basic
 # matplotlib's own types are partial.
 
@@ -31,6 +31,17 @@ def draw(plan: Plan, path: Path) -> None:
 
     from windlass.formats.disk.atomic import write_atomically
 
+    figure = _draw_step(pyplot, plan) if plan.step else _draw_memory(pyplot, plan)
+    picture = BytesIO()
+    kind = path.suffix.lstrip(".").lower() or "png"
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise BadInput(f"--plot {path}: use a .png, .svg or .pdf file")
+    figure.savefig(picture, format=kind, dpi=150)
+    pyplot.close(figure)
+    write_atomically(path, picture.getvalue())
+
+
+def _draw_memory(pyplot: Any, plan: Plan) -> Any:
     devices = plan.memory.per_device[:MOST_BARS]
     figure, axes = pyplot.subplots(figsize=(max(4.5, 1.2 + 0.7 * len(devices)), 4.5), layout="constrained")
     places = range(len(devices))
@@ -62,13 +73,24 @@ def draw(plan: Plan, path: Path) -> None:
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    picture = BytesIO()
-    kind = path.suffix.lstrip(".").lower() or "png"
-    if kind not in figure.canvas.get_supported_filetypes():
-        raise BadInput(f"--plot {path}: use a .png, .svg or .pdf file")
-    figure.savefig(picture, format=kind, dpi=150)
-    pyplot.close(figure)
-    write_atomically(path, picture.getvalue())
+    return figure
+
+
+def _draw_step(pyplot: Any, plan: Plan) -> Any:
+    """Who takes how long: bars in the order of the step, reads and FLOPs beside them."""
+    parts = plan.step[::-1]
+    figure, axes = pyplot.subplots(figsize=(7.5, 1.2 + 0.45 * len(parts)), layout="constrained")
+    axes.barh([part.name for part in parts], [part.seconds * 1e3 for part in parts], color="#4c78a8")
+    for place, part in enumerate(parts):
+        moved = [f"{part.num_bytes / 1e9:,.2f} GB"] if part.num_bytes else []
+        moved += [f"{part.flops / 1e9:,.1f} GFLOP"] if part.flops else []
+        axes.text(part.seconds * 1e3, place, "  " + ", ".join([f"{part.seconds * 1e3:,.3g} ms", *moved]), va="center", fontsize=8)
+    axes.set_xlim(0, max(part.seconds for part in parts) * 1.6e3)
+    axes.set_xlabel("ms of a decode step")
+    axes.set_title(f"{plan.model.name}, {plan.engine}, {plan.scheme.name}, {plan.layout}", fontsize=10)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure
 
 
 def _label_devices(axes: Any, names: list[str]) -> None:

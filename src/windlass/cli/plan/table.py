@@ -9,14 +9,21 @@ from rich.table import Table
 from windlass.cli.console import console
 from windlass.cli.plan.cloud_table import cloud_table
 from windlass.cli.plan.training_table import training_summary
-from windlass.core.plan import DeviceMemoryPlan, Plan
+from windlass.core.plan import DeviceMemoryPlan, LoadPlan, Plan
 from windlass.units import format_bytes, format_context, format_count, format_rate, format_seconds
+
+ENDLESS = 1e6
+"""Seconds: a queue that grows without end is written as more than this."""
 
 
 def show(plan: Plan, saved: list[Path]) -> None:
     out = console()
+    if plan.caution:
+        out.print(f"[bold yellow]not run yet[/]: {plan.caution}; `--engine auto` recommends one that does")
     out.print(_verdict(plan))
     out.print(_summary(plan) if plan.train is None else training_summary(plan))
+    if plan.step:
+        out.print(_step_table(plan))
     out.print(_memory_table(plan))
     out.print(_reasons_table(plan))
     if plan.alternatives:
@@ -55,13 +62,19 @@ def _summary(plan: Plan) -> Table:
             if speed.decode_ceiling_tokens_per_second
             else 0
         )
-        pace = f"{format_rate(speed.decode_tokens_per_second)} tokens/s predicted, {format_seconds(speed.step_seconds)} per step"
+        pace = f"{_ranged(speed.decode_tokens_per_second, speed.decode_range)} tokens/s predicted, {format_seconds(speed.step_seconds)} per step"
         ceiling = f"ceiling {format_rate(speed.decode_ceiling_tokens_per_second)} ({share:.0%} of it)"
         table.add_row("decode", f"{pace}, bound by {speed.bound_by}\n{ceiling}")
-        table.add_row(
-            "prefill",
-            f"{format_rate(speed.prefill_tokens_per_second)} tokens/s; time to first token {format_seconds(speed.time_to_first_token_seconds)}",
-        )
+        first = f"time to first token {format_seconds(speed.time_to_first_token_seconds)}"
+        table.add_row("prefill", f"{_ranged(speed.prefill_tokens_per_second, speed.prefill_range)} tokens/s; {first}")
+        if work.concurrency > 1 or work.requests:
+            burst = f" over a burst of {work.requests:,} requests" if work.requests else ""
+            table.add_row(
+                "output", f"{_ranged(speed.sustained_tokens_per_second, speed.sustained_range)} tokens/s with prompts{burst}"
+            )
+        table.add_row("interval", f"[dim]8 of 10 runs lie in it ({speed.basis})[/]")
+        if plan.load is not None:
+            table.add_row("load", _load_row(plan.load))
     else:
         table.add_row("speed", "not predicted: memory plan only" if plan.fits else "not predicted: it does not fit")
     if plan.cost.usd_per_hour:
@@ -71,6 +84,37 @@ def _summary(plan: Plan) -> Table:
         table.add_row(
             "energy",
             f"{plan.energy.watts:,.0f} W, {plan.energy.kg_co2_per_million_output_tokens:,.3g} kg CO2 per million tokens ({plan.energy.grid})",
+        )
+    return table
+
+
+def _ranged(value: float, ends: tuple[float, float]) -> str:
+    """`364, 300-390`: a prediction and where eight of ten runs lie."""
+    return f"{format_rate(value)}, {format_rate(ends[0])}-{format_rate(ends[1])}" if ends[1] else format_rate(value)
+
+
+def _load_row(load: LoadPlan) -> str:
+    if load.within:
+        verdict = f"{load.requests_per_second:g}/s fit: {load.in_flight:,.0f} in flight"
+    else:
+        verdict = f"[red]{load.requests_per_second:g}/s are too many[/]"
+    times = f"first token {format_seconds(load.time_to_first_token_seconds)}, {format_seconds(load.time_per_token_seconds)} between tokens"
+    shown = f", {times}" if load.time_to_first_token_seconds < ENDLESS else ", the queue grows without end"
+    return f"{verdict}{shown}; at most {load.most_requests_per_second:.3g}/s"
+
+
+def _step_table(plan: Plan) -> Table:
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, title_justify="left", title="\na decode step", title_style="bold"
+    )
+    for name in ("part", "bytes", "GFLOP", "time", "share", ""):
+        table.add_column(name, justify="left" if name in ("part", "") else "right")
+    whole = sum(part.seconds for part in plan.step)
+    for part in plan.step:
+        reads = format_bytes(part.num_bytes) if part.num_bytes else ""
+        flops = f"{part.flops / 1e9:,.1f}" if part.flops else ""
+        table.add_row(
+            part.name, reads, flops, format_seconds(part.seconds), f"{part.seconds / whole:.0%}", f"[dim]{part.waits}[/]"
         )
     return table
 

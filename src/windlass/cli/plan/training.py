@@ -31,6 +31,8 @@ class TrainingArguments(msgspec.Struct, frozen=True, kw_only=True):
     region: str
     cloud: bool
     all_offers: bool
+    framework: str | None = None
+    lora: int | None = None
 
 
 def run(target: str, arguments: TrainingArguments, output: PlanOutput) -> int:
@@ -60,7 +62,7 @@ def plan_recipe(recipe: Recipe, target: str, on: str | None = None, region: str 
 def with_trainer_defaults(recipe: Recipe, num_devices: int) -> Recipe:
     """Fills what the recipe leaves out with the trainer's defaults instead of the planner's choices: the plan is what will run.
 
-    The trainer has no sequence parallelism; the planner requires it only for tp with ep.
+    The trainer has no sequence parallelism; the planner requires it only for tp with ep. Its loss is computed in chunks.
     """
     if recipe.run.engine != "torch":
         return recipe
@@ -75,6 +77,7 @@ def with_trainer_defaults(recipe: Recipe, num_devices: int) -> Recipe:
         parallel=replace(parallel, **degrees, zero=zero, sequence_parallel=sequence_parallel),
         batch=replace(recipe.batch, micro_batch=recipe.batch.micro_batch or 1),
         memory=replace(recipe.memory, recompute=recipe.memory.recompute or "none"),
+        assume=replace(recipe.assume, framework="pytorch", loss="chunked", kept_products=1.0),
     )
 
 
@@ -94,6 +97,10 @@ def _with_arguments(recipe: Recipe, arguments: TrainingArguments) -> Recipe:
     table["parallel"].update(arguments.pins)
     lengths = (("tokens", arguments.tokens), ("sequence_length", arguments.sequence))
     table["data"].update({key: value for key, value in lengths if value is not None})
+    if arguments.framework is not None:
+        table["assume"]["framework"] = arguments.framework
+    if arguments.lora is not None:
+        table["lora"]["rank"] = arguments.lora
     if arguments.batch is not None:
         table["batch"].update(tokens=arguments.batch, global_batch=None)
     return recipe_from(table, "recipe")

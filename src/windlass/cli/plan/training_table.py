@@ -33,14 +33,23 @@ def training_summary(plan: Plan) -> Table:
 
 def _speed_rows(table: Table, train: dict[str, Any], tokens: int) -> None:
     run, saved = train["run"], train["checkpoint"]
-    seconds = train["step_seconds"]
+    seconds, ranges = train["step_seconds"], train["intervals"]
+    rate = ranges["tokens_per_second"]
     table.add_row(
         "predicted",
-        f"{format_seconds(seconds)} per step, {format_rate(tokens / seconds)} tokens/s, MFU {train['model_flops_utilization']:.1%}",
+        f"{format_rate(tokens / seconds)} tokens/s, {format_rate(rate['low'])}-{format_rate(rate['high'])} (80 %);"
+        f" {format_seconds(seconds)} per step, MFU {train['model_flops_utilization']:.1%}",
+    )
+    held = ranges["total_bytes"]
+    table.add_row(
+        "memory",
+        f"{format_bytes(train['memory']['total_bytes'])}, {format_bytes(held['low'])}-{format_bytes(held['high'])} (80 %)"
+        f" of {format_bytes(train['memory']['capacity_bytes'])} per device",
     )
     table.add_row(
         "run",
-        f"{format_count(run['tokens'])} tokens in {run['steps']:,} steps: {run['days']:,.1f} days, {run['days_with_failures']:,.1f} with failures",
+        f"{format_count(run['tokens'])} tokens in {run['steps']:,} steps: {_days(run['days'])}, {_days(run['days_with_failures'])} with failures"
+        f" ({_days(ranges['days']['low'])} to {_days(ranges['days']['high'])})",
     )
     money = f", ${run['usd']:,.0f}" if run["usd"] else ""
     table.add_row("cost", f"{run['device_hours']:,.0f} device-hours{money}, {_energy(run['kwh'])}, {_mass(run['kg_co2'])} CO2")
@@ -48,6 +57,10 @@ def _speed_rows(table: Table, train: dict[str, Any], tokens: int) -> None:
     table.add_row("checkpoints", f"{format_bytes(saved['bytes'])} every {interval}, goodput {saved['goodput']:.1%}")
     for other in train["alternatives"]:
         table.add_row("alternative", _alternative(other))
+
+
+def _days(days: float) -> str:
+    return f"{days:,.1f} days" if days >= 2 else format_seconds(86_400 * days)
 
 
 def _alternative(other: dict[str, Any]) -> str:

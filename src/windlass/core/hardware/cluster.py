@@ -12,6 +12,16 @@ disk_bandwidth = "6GB"       # per second
 [network]
 bandwidth = "400Gb"          # per device, one direction, bits
 latency_us = 5.0
+
+[device.My-Card]             # a device that is not in the catalog, by its figures; then devices = "4xMy-Card"
+memory = "48GB"
+bandwidth = "1.2TB"          # per second
+tflops = { bf16 = 180 }      # peak, dense; also fp8, int8, fp4 if it has them
+measured_tflops = {}         # optional, like all below: what large products reach
+link = "63GB"                # per second and direction, to the other devices of the node
+host = "25GB"                # per second, to host memory
+watts = 300
+kind = "cuda"                # or rocm, metal, xpu, hpu, tpu
 """
 
 from __future__ import annotations
@@ -47,8 +57,20 @@ class NetworkTable(Frozen):
     latency_us: float | None = None
 
 
+class DeviceTable(Frozen):
+    memory: str
+    bandwidth: str
+    tflops: dict[str, float]
+    measured_tflops: dict[str, float] = {}
+    link: str | None = None
+    host: str | None = None
+    watts: float = 0.0
+    kind: str = "cuda"
+
+
 class Cluster(Frozen):
     node: tuple[NodeTable, ...]
+    device: dict[str, DeviceTable] = {}
     network: NetworkTable = NetworkTable()
 
 
@@ -80,6 +102,9 @@ def _refuse_unknown_keys(table: dict[str, Any], path: str) -> None:
     _check_keys(table, Cluster, f"key in {path}")
     for node in _tables(table.get("node")):
         _check_keys(node, NodeTable, f"key in a [[node]] of {path}")
+    devices: object = table.get("device")
+    for own in _tables(list(cast("dict[str, object]", devices).values()) if isinstance(devices, dict) else None):
+        _check_keys(own, DeviceTable, f"key in a [device] of {path}")
     for network in _tables([table.get("network")]):
         _check_keys(network, NetworkTable, f"key in [network] of {path}")
 

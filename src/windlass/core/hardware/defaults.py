@@ -47,4 +47,7 @@ def _ram_bytes(device: Device) -> int:
         return RAM_PER_DEVICE_MEMORY * device.memory_bytes
     if known.host_share_mib is None:
         return RAM_PER_DEVICE_MEMORY * known.memory_mib * MIB
-    return known.host_share_mib * device.memory_bytes // known.memory_mib  # a smaller machine has a smaller share
+    default, lent = known.memory_mib * MIB, device.memory_bytes
+    if lent > default:  # a raised limit: the host has what is left
+        return known.host_share_mib * MIB - (lent - default)
+    return known.host_share_mib * MIB * lent // default  # a smaller machine has a smaller share

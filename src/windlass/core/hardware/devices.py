@@ -1,6 +1,6 @@
 """The catalog of accelerators: memory, bandwidth and FLOPs by name. Knows no prices, and does not probe.
 
-The figures are in `devices.toml`, each with its source. Where no measurement is known, one of the fractions below is used.
+The figures are in `devices*.toml`, each with its source. Where no measurement is known, one of the fractions below is used.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.core.hardware.cluster import DeviceTable
 from windlass.core.hardware.spec import Device
 from windlass.core.model import Frozen
-from windlass.errors import UnknownName
-from windlass.units import MIB
+from windlass.errors import BadInput, UnknownName
+from windlass.units import MIB, parse_bytes
 
 READ_FRACTION = 4.46 / 4.8
 """A plain read kernel over the vendor's bandwidth: 4.46 of 4.8 TB/s, measured on an H200 (torch 2.11, CUDA 13, 2026-11)."""
@@ -45,6 +46,9 @@ DEFAULT_NIC_BYTES_PER_SECOND = 1.25e9
 """10 Gb Ethernet: for devices without a known network."""
 
 
+FILES = ("devices.toml", "devices_other.toml", "devices_consumer.toml")
+
+
 class Entry(Frozen):
     """A table of devices.toml; units as explained at the top of that file."""
 
@@ -72,8 +76,11 @@ class Entry(Frozen):
 
 @cache
 def catalog() -> dict[str, Entry]:
-    text = Path(__file__).with_name("devices.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, Entry])
+    found: dict[str, Entry] = {}
+    for name in FILES:
+        text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+        found.update(msgspec.convert(tomllib.loads(text), dict[str, Entry]))
+    return found
 
 
 def names() -> tuple[str, ...]:
@@ -141,7 +148,10 @@ def _driver_key(driver_name: str) -> str:
 
 @cache
 def _build(name: str) -> Device:
-    found = catalog()[name]
+    return _from_entry(name, catalog()[name])
+
+
+def _from_entry(name: str, found: Entry) -> Device:
     bandwidth = found.bandwidth_tb_per_s * 1e12
     measured = found.measured_bandwidth_tb_per_s
     measured_bandwidth = bandwidth * READ_FRACTION if measured is None else measured * 1e12
@@ -160,6 +170,36 @@ def _build(name: str) -> Device:
         watts=found.watts,
         source=f"{found.source}; {found.note}" if found.note else found.source,
     )
+
+
+KINDS = ("cuda", "rocm", "metal", "xpu", "hpu", "tpu")
+
+
+def device_of_figures(name: str, table: DeviceTable) -> Device:
+    """A device that is not in the catalog. What is not given is estimated as for one that is."""
+    if table.kind not in KINDS:
+        raise UnknownName("kind of device", table.kind, KINDS)
+    if wrong := [kind for kind in (*table.tflops, *table.measured_tflops) if kind not in MATMUL_FRACTION]:
+        raise UnknownName("type in tflops", wrong[0], tuple(MATMUL_FRACTION))
+    if not table.tflops.get("bf16") or min(table.tflops.values()) <= 0:
+        raise BadInput(f"[device.{name}]: tflops needs bf16 (fp16 if it has no bf16) above 0, e.g. tflops = {{ bf16 = 180 }}")
+    entry = Entry(
+        memory_mib=max(parse_bytes(table.memory) // MIB, 1),
+        bandwidth_tb_per_s=_per_second(table.bandwidth) / 1e12,
+        tflops=table.tflops,
+        measured_tflops=table.measured_tflops,
+        host_link="pcie4",
+        measured_host_gb_per_s=None if table.host is None else _per_second(table.host) / 1e9,
+        link_gb_per_s=HOST_LINK_BYTES_PER_SECOND["pcie4"] / 1e9 if table.link is None else _per_second(table.link) / 1e9,
+        watts=table.watts,
+        kind=table.kind,
+        source="figures from the file",
+    )
+    return _from_entry(name, entry)
+
+
+def _per_second(text: str) -> int:
+    return parse_bytes(text.strip().removesuffix("/s"))
 
 
 def _measured_tflops(found: Entry, kind: str) -> float:

@@ -49,6 +49,8 @@ def _node(node: Node) -> str:
         ("bw", _size(round(node.ram_bandwidth)), node.ram_bandwidth != default_bw),
         ("disk_bw", _size(round(node.disk_bandwidth)), node.disk_bandwidth != _NODE_DEFAULTS.disk_bandwidth),
         ("name", node.name, node.name != ""),
+        ("isa", first.isa or node.isa, bool(first.isa or node.isa)),
+        ("cores", str(node.cores), node.cores > 0),
     ]
     return ",".join(parts + [f"{key}={value}" for key, value, stated in options if stated])
 

@@ -12,7 +12,10 @@
 
 `@X` is the network bandwidth per *device*, in bits per second and one direction: DGX-like servers have a NIC per GPU, and a CPU node
 is one device. Without `@` the catalog's usual NIC is used.
-Options: ram, disk (bytes), bw, disk_bw (bytes per second: reads of RAM and of disk), name.
+Options: ram, disk (bytes), bw, disk_bw (bytes per second: reads of RAM and of disk), name; channels and ddr instead of bw: memory channels
+of all sockets and their transfers per second (cpu:64,channels=12,ddr=4800); isa (avx2, avx512, amx or neon), and cores of a host beside
+accelerators.
+A cap above what Apple lends by default is a raised limit (sysctl iogpu.wired_limit_mb): M3-Ultra[480GB].
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from functools import lru_cache
 import msgspec
 
 from windlass.core.hardware.cluster import Cluster, read_cluster
-from windlass.core.hardware.cpu import cpu_device, default_ram_bytes
+from windlass.core.hardware.cpu import ISA_FACTOR, channel_bandwidth, cpu_device, default_ram_bytes
 from windlass.core.hardware.defaults import DISK_BYTES, network_bandwidth, node_ram_bytes, usual_latency
-from windlass.core.hardware.devices import device, entry
+from windlass.core.hardware.devices import device, device_of_figures, entry
 from windlass.core.hardware.notation import describe
 from windlass.core.hardware.spec import Device, Hardware, Node
 from windlass.errors import BadInput, UnknownName
-from windlass.units import format_bytes, parse_bit_rate, parse_bytes
+from windlass.units import GIB, MIB, format_bytes, parse_bit_rate, parse_bytes
 
 __all__ = ["describe", "parse_hardware"]
 
@@ -44,8 +47,11 @@ MAX_CHARACTERS = 4096
 MAX_CAP_EXCESS = 1.01
 """Drivers differ in what they report (H200: 143771 or 144384 MiB), so a cap may exceed the catalog's memory a little."""
 
+SYSTEM_BYTES = 8 * GIB
+"""What the system keeps of unified memory, whatever limit is set."""
+
 EXAMPLE = "write it like 8xH100-80GB or 4x(8xH100-80GB,ram=2TB)@400Gb"
-OPTIONS = ("ram", "disk", "bw", "disk_bw", "name")
+OPTIONS = ("ram", "disk", "bw", "disk_bw", "name", "channels", "ddr", "isa", "cores")
 _COUNTED = re.compile(r"(\d+)\s*[xX×*]\s*(.+)", re.DOTALL)
 _CAPPED = re.compile(r"([^\[\]]+?)\s*(?:\[([^\[\]]*)\])?")
 _CPU = re.compile(r"cpu\s*:\s*(\d+)", re.IGNORECASE)
@@ -140,12 +146,13 @@ def _bandwidth_and_latency(text: str) -> tuple[float, float | None]:
 
 def _from_cluster(cluster: Cluster, path: str) -> Hardware:
     groups: list[tuple[int, Node]] = []
+    own = {name: device_of_figures(name, table) for name, table in cluster.device.items()}
     for table in cluster.node:
         if not 1 <= table.count <= MAX_DEVICES:
             raise BadInput(f"{path}: count = {table.count} is not a number of nodes between 1 and {MAX_DEVICES:,}")
         if "," in table.devices:
             raise BadInput(f'{path}: devices = "{table.devices}" takes devices only; ram and disk are keys of their own')
-        groups.append((table.count, _build_node(table.devices, table.options)))
+        groups.append((table.count, _build_node(table.devices, table.options, own)))
     network = cluster.network
     latency = None if network.latency_us is None else _latency_seconds(f"{network.latency_us:f}us")
     return _hardware(groups, (None if network.bandwidth is None else _rate(network.bandwidth), latency))
@@ -170,13 +177,14 @@ def _node(text: str) -> Node:
     return _build_node(devices_text, options)
 
 
-def _build_node(devices_text: str, options: dict[str, str]) -> Node:
+def _build_node(devices_text: str, options: dict[str, str], own: dict[str, Device] | None = None) -> Node:
+    """`own`: devices by figures."""
     for key in options:
         if key not in OPTIONS:
             raise UnknownName("hardware option", key, OPTIONS)
     terms = [term.strip() for term in devices_text.split("+")]
     only_cpu = len(terms) == 1 and terms[0].lower().startswith("cpu")
-    node = _cpu_node(terms[0], options) if only_cpu else _accelerator_node(terms, options)
+    node = _cpu_node(terms[0], options) if only_cpu else _accelerator_node(terms, options, own or {})
     if "disk_bw" in options:
         node = msgspec.structs.replace(node, disk_bandwidth=float(_size(options["disk_bw"], per_second=True)))
     if "name" not in options:
@@ -195,37 +203,74 @@ def _cpu_node(term: str, options: dict[str, str]) -> Node:
     ram = _size(options["ram"]) if "ram" in options else default_ram_bytes(num_cores)
     if cap is not None and cap > ram:
         raise BadInput(f"{term!r}: the cap exceeds the node's RAM of {format_bytes(ram)}; state a larger ram=")
-    bandwidth = float(_size(options["bw"], per_second=True)) if "bw" in options else None
-    found = cpu_device(num_cores, ram if cap is None else cap, bandwidth)
+    bandwidth = _read_bandwidth(options)
+    found = cpu_device(num_cores, ram if cap is None else cap, bandwidth, isa=_isa(options))
     return Node(devices=(found,), ram_bytes=ram, disk_bytes=_disk(options), ram_bandwidth=found.measured_bandwidth)
 
 
-def _accelerator_node(terms: list[str], options: dict[str, str]) -> Node:
-    devices = tuple(each for term in terms for each in _devices(term))
+def _read_bandwidth(options: dict[str, str]) -> float | None:
+    """Of host memory: as given, or by its channels."""
+    if "bw" in options and "channels" in options:
+        raise BadInput("bw= is the bandwidth and channels= is what it is computed from; give one of them")
+    if "bw" in options:
+        return float(_size(options["bw"], per_second=True))
+    if "channels" not in options:
+        if "ddr" in options:
+            raise BadInput("ddr= needs channels=, e.g. channels=12,ddr=4800")
+        return None
+    channels = _count(_digits(options["channels"]), 64, "memory channels")
+    return channel_bandwidth(channels, _count(_digits(options["ddr"]), 20_000, "transfers (MT/s)") if "ddr" in options else None)
+
+
+def _digits(text: str) -> str:
+    if not text.isdecimal():
+        raise BadInput(f"{text[:30]!r} is not a whole number; write it like channels=12,ddr=4800")
+    return text
+
+
+def _accelerator_node(terms: list[str], options: dict[str, str], own: dict[str, Device]) -> Node:
+    devices = tuple(each for term in terms for each in _devices(term, own))
     ram = _size(options["ram"]) if "ram" in options else node_ram_bytes(devices)
-    node = Node(devices=devices, ram_bytes=ram, disk_bytes=_disk(options))
-    return msgspec.structs.replace(node, ram_bandwidth=float(_size(options["bw"], per_second=True))) if "bw" in options else node
+    cores = _count(_digits(options["cores"]), MAX_CORES, "cores") if "cores" in options else 0
+    node = Node(devices=devices, ram_bytes=ram, disk_bytes=_disk(options), cores=cores, isa=_isa(options))
+    bandwidth = _read_bandwidth(options)
+    return node if bandwidth is None else msgspec.structs.replace(node, ram_bandwidth=bandwidth)
 
 
-def _devices(term: str) -> tuple[Device, ...]:
+def _isa(options: dict[str, str]) -> str:
+    found = options.get("isa", "").lower()
+    if found not in ISA_FACTOR:
+        raise UnknownName("instruction set", found, [name for name in ISA_FACTOR if name])
+    return found
+
+
+def _devices(term: str, own: dict[str, Device]) -> tuple[Device, ...]:
     """`2xA100-80GB[70GB]` -> that device, twice."""
     match = _COUNTED.fullmatch(term)
     count_text, name = (match[1], match[2]) if match else ("1", term)
     if _CPU.match(name):
         raise BadInput(f"{term!r}: a node's CPUs are one device and stand alone; write several like 3x(cpu:16,ram=32GB)@1Gb")
-    return (_device(name),) * _count(count_text, MAX_DEVICES, "devices")
+    return (_device(name, own),) * _count(count_text, MAX_DEVICES, "devices")
 
 
-def _device(text: str) -> Device:
+def _device(text: str, own: dict[str, Device] | None = None) -> Device:
     name, cap = _name_and_cap(text)
+    if own and name in own:
+        return own[name] if cap is None else _with_cap(own[name], cap, own[name].memory_bytes)
     return device(name) if cap is None else _capped(name, cap)
 
 
 @lru_cache(maxsize=256)
 def _capped(name: str, cap_bytes: int) -> Device:
-    found = device(name)
-    if cap_bytes > found.memory_bytes * MAX_CAP_EXCESS:
-        raise BadInput(f"{name}[{format_bytes(cap_bytes)}]: the cap exceeds its memory of {format_bytes(found.memory_bytes)}")
+    """Unified memory can be lent beyond the default, but not all of it."""
+    found, known = device(name), entry(name)
+    shared = (known.host_share_mib or 0) * MIB
+    return _with_cap(found, cap_bytes, found.memory_bytes + max(shared - SYSTEM_BYTES, 0))
+
+
+def _with_cap(found: Device, cap_bytes: int, most_bytes: int) -> Device:
+    if cap_bytes > most_bytes * MAX_CAP_EXCESS:
+        raise BadInput(f"{found.name}[{format_bytes(cap_bytes)}]: the cap exceeds its memory of {format_bytes(most_bytes)}")
     return found if cap_bytes == found.memory_bytes else msgspec.structs.replace(found, memory_bytes=cap_bytes)
 
 

@@ -12,7 +12,7 @@ class Device(Frozen):
 
     name: str
     kind: str
-    """`cuda`, `rocm`, `metal` or `cpu`."""
+    """`cuda`, `rocm`, `metal`, `xpu`, `hpu`, `tpu` or `cpu`."""
     memory_bytes: int
     """As the driver reports it, less any cap the user set."""
     bandwidth: float
@@ -32,6 +32,8 @@ class Device(Frozen):
     """Bytes per second between the device and host memory (PCIe); the memory's own speed on a CPU."""
     watts: float = 0.0
     source: str = ""
+    isa: str = ""
+    """Widest vector instructions of a CPU: avx2, avx512, amx, neon; empty: not known."""
 
     def matmul_flops(self, kind: str) -> float:
         """FLOP/s to plan with: measured for this type, else for bf16."""
@@ -53,6 +55,10 @@ class Node(Frozen):
     """Sequential read, bytes per second (a datacentre NVMe; a probe measures nothing here)."""
     ram_bandwidth: float = 100e9
     name: str = ""
+    cores: int = 0
+    """Of the host beside accelerators; 0: not known."""
+    isa: str = ""
+    """Its widest vector instructions; empty: not known."""
 
 
 class Hardware(Frozen):

@@ -14,6 +14,7 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.core.recipe.sections import (
+    AssumeSection,
     BatchSection,
     CheckpointSection,
     DataSection,
@@ -52,6 +53,7 @@ class Recipe(Frozen):
     validation: ValidationSection = ValidationSection()
     guard: GuardSection = GuardSection()
     run: RunSection = RunSection()
+    assume: AssumeSection = AssumeSection()
 
 
 def load_recipe(path: str | Path, settings: Sequence[str] = ()) -> Recipe:
@@ -167,6 +169,8 @@ def _check(recipe: Recipe, origin: str) -> None:
         raise BadInput(f"{origin}: [model] needs exactly one of name, path and config; it has {' and '.join(given) or 'none'}")
     if recipe.batch.global_batch is not None and recipe.batch.tokens is not None:
         raise BadInput(f"{origin}: [batch] takes global_batch (sequences) or tokens, not both")
+    if recipe.assume.kept_products > 1:
+        raise BadInput(f"{origin}: assume.kept_products is {recipe.assume.kept_products:g}; it is a share, at most 1")
     if recipe.parallel.zero not in (None, 0, 1, 2, 3):
         raise BadInput(f"{origin}: parallel.zero is {recipe.parallel.zero}; ZeRO has stages 0, 1, 2 and 3")
     _check_degrees(recipe, origin)
@@ -221,7 +225,7 @@ def _numbers(recipe: Recipe) -> Iterator[tuple[str, int | float]]:
 
 
 MAY_BE_ZERO = frozenset(
-    "parallel.zero data.seed run.seed schedule.warmup_steps schedule.final optimizer.weight_decay optimizer.momentum"
+    "assume.kept_products parallel.zero data.seed run.seed schedule.warmup_steps schedule.final optimizer.weight_decay optimizer.momentum"
     " loss.mtp loss.z loss.router_z loss.balance loss.bias_rate guard.spike".split()
 )
 

@@ -16,6 +16,10 @@ Dispatch = Literal["all_to_all", "per_node"]
 Packing = Literal["cut", "whole"]
 Start = Literal["random", "weights"]
 
+Framework = Literal["auto", "pytorch", "megatron", "deepspeed"]
+LossKind = Literal["auto", "whole", "fused", "chunked"]
+StateType = Literal["fp32", "bf16", "int8"]
+
 Degree = int | None
 
 
@@ -109,6 +113,21 @@ class MemorySection(Frozen):
 class PrecisionSection(Frozen):
     compute: Compute = "bf16"
     gradients: GradientType = "fp32"
+
+
+class AssumeSection(Frozen):
+    """What the planner assumes of the program that trains. For planning only: `windlass train` is what it is."""
+
+    framework: Framework = "auto"
+    """Whose efficiency: `pytorch` (FSDP2: torchtitan, llm-foundry, TRL, and `windlass train`), `megatron` (Megatron-Core, NeMo),
+    `deepspeed`. auto: deepspeed if that is run.engine, megatron if tp or pp is pinned, else pytorch."""
+    loss: LossKind = "auto"
+    """`whole`: logits in 16 bits, their log-softmax and its gradient in fp32, and the gradient in 16 bits; `fused`: in place (Megatron,
+    Liger, a compiled loss); `chunked`: logits of a part of the tokens at a time (torchtune, TRL)."""
+    states: StateType = "fp32"
+    """Optimizer states. `bf16` and `int8` also mean that there are no fp32 weights beside the 16-bit ones."""
+    kept_products: float = 0.5
+    """Share of matrix products whose output selective recomputation keeps: torchtitan every second, `windlass train` all (1)."""
 
 
 class CheckpointSection(Frozen):

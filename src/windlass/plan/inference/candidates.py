@@ -15,12 +15,14 @@ from windlass.core.plan import Speed
 from windlass.core.rule import AxisName
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
-from windlass.plan.engines import EngineProfile
+from windlass.plan.engines.load import rates_on
+from windlass.plan.engines.profile import EngineProfile
 from windlass.plan.inference.sites import Site
 from windlass.plan.inference.stages import balance
 from windlass.plan.memory import Fit, MemoryModel, Offloaded, offload
 from windlass.plan.shards import ModelShards, TpShard
 from windlass.plan.speed.roofline import SpeedModel
+from windlass.plan.speed.serving import speed
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Candidate:
     @cached_property
     def speed(self) -> Speed:
         """Worked out when somebody asks: most candidates of a search do not fit, and nobody asks how quick those are."""
-        return self.times.speed()
+        return speed(self.times)
 
     @property
     def fits(self) -> bool:
@@ -176,13 +178,15 @@ def most_sequences(
 ) -> Candidate | None:
     """With as many sequences as fit in memory; None if not even one of full length fits.
 
-    A paged cache holds what sequences have written so far: on average a prompt and half an answer each.
+    A paged cache holds what sequences have written so far: on average a prompt and half an answer each; some engines reserve the whole answer.
     """
     single = msgspec.structs.replace(workload, concurrency=layout.dp)
     found = evaluate(sizes, site, engine, scheme, layout, single)
     if not found.fits:
         return None
-    mean = msgspec.structs.replace(workload, reserve_tokens=round(workload.mean_decode_context))
+    whole = workload.prompt_tokens + workload.new_tokens
+    held = whole if engine.reserves_whole else round(workload.mean_decode_context)
+    mean = msgspec.structs.replace(workload, reserve_tokens=held)
     count = _room_for(evaluate(sizes, site, engine, scheme, layout, msgspec.structs.replace(mean, concurrency=layout.dp)), engine)
     while count > 1:  # logits and activations grow with the sequences too, so the first estimate may be slightly too high
         grown = evaluate(sizes, site, engine, scheme, layout, msgspec.structs.replace(mean, concurrency=count * layout.dp))
@@ -192,7 +196,27 @@ def most_sequences(
     return found
 
 
+def queued(
+    sizes: ModelShards, site: Site, engine: EngineProfile, scheme: Scheme, layout: Layout, workload: Workload
+) -> Candidate | None:
+    """With as many of the requested sequences as memory holds; the others wait for their turn, as every server makes them.
+
+    Sequences take what they have written so far, so more run at once than would at full length; None if not even one of full length fits.
+    """
+    found = most_sequences(sizes, site, engine, scheme, layout, workload)
+    if found is None:
+        return None
+    running = min(found.workload.concurrency, workload.concurrency)
+    changed = msgspec.structs.replace(found.workload, concurrency=running, waiting=workload.concurrency - running)
+    return evaluate(sizes, site, engine, scheme, layout, changed)
+
+
 def _room_for(found: Candidate, engine: EngineProfile) -> int:
     per_sequence = max(held.kv_bytes for held in found.fit.memory)
-    extra = found.fit.free_bytes // per_sequence if per_sequence else engine.max_sequences
-    return min(1 + extra, engine.max_sequences)
+    extra = found.fit.free_bytes // per_sequence if per_sequence else _most(found, engine)
+    return min(1 + extra, _most(found, engine))
+
+
+def _most(found: Candidate, engine: EngineProfile) -> int:
+    """Sequences that the engine takes at once by default, on its smallest device."""
+    return min(rates_on(engine, slot.device).max_sequences or engine.max_sequences for slot in found.fit.slots)

@@ -21,7 +21,7 @@ from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme
 from windlass.core.workload import workload
 from windlass.errors import DoesNotFit, Impossible
-from windlass.plan.engines import ENGINES
+from windlass.plan.engines.load import engine
 from windlass.plan.inference.candidates import choose_stages, fit_layout, tp_shares
 from windlass.plan.inference.feasible import check_layout, divisors
 from windlass.plan.inference.reasons import LEAST_IMBALANCE
@@ -119,7 +119,7 @@ def _layouts(
 ) -> Iterator[_Assignment]:
     for layout in _degrees(request, _num_ranks(nodes, left)):
         try:
-            check_layout(ENGINES["windlass"], request.spec, request.rules, request.scheme, layout)
+            check_layout(engine("windlass"), request.spec, request.rules, request.scheme, layout)
             yield _assign(request, sizes, nodes, left, layout)
         except Impossible as error:
             refused.append(str(error))
@@ -144,7 +144,7 @@ def _assign(request: EpochRequest, sizes: ModelShards, nodes: Sequence[Node], le
     order = tuple(index for index in ordered for _ in range(nodes[index].num_ranks))
     site = whole_site(_hardware([nodes[index] for index in ordered], [speeds[index] for index in ordered]))
     work = workload(min(request.context_tokens, request.spec.context_tokens), request.concurrency)
-    model = MemoryModel(sizes, ENGINES["windlass"], work, request.scheme)
+    model = MemoryModel(sizes, engine("windlass"), work, request.scheme)
     tried = [_evaluated(model, site, layout, order, shares) for shares in _shares(model, site, layout)]
     return min(tried, key=lambda one: (one.short_bytes, _preference(one)))
 
@@ -164,7 +164,7 @@ def _evaluated(model: MemoryModel, site: Site, layout: Layout, order: tuple[int,
     fit = fit_layout(model, site, layout, stages, shares, tuple(range(layout.tp)))
     speed = SpeedModel(model, site.hardware, layout, fit)
     context = model.workload.mean_decode_context
-    rate, _, _ = speed.decode(1, context, model.engine)
+    rate, _, _ = speed.decode(1, context)
     return _Assignment(layout, order, fit, rate, tuple(speed.slot_seconds(1, context)))
 
 

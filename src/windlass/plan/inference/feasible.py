@@ -10,7 +10,7 @@ from windlass.core.place import place, stored
 from windlass.core.rule import AxisName, Rule
 from windlass.core.scheme import Scheme
 from windlass.errors import Impossible
-from windlass.plan.engines import EngineProfile
+from windlass.plan.engines.profile import EngineProfile
 
 
 def check_layout(engine: EngineProfile, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> None:
@@ -19,11 +19,20 @@ def check_layout(engine: EngineProfile, spec: ModelSpec, rules: tuple[Rule, ...]
         raise Impossible(f"pp {layout.pp} is more than the {spec.num_layers} layers of {spec.name}")
     if layout.tp > 1 and any(isinstance(layer.mixer, Convolution) for layer in spec.layers):
         raise Impossible(f"tp {layout.tp}: {spec.name} supports pipeline parallelism only; use --pp {layout.tp}")
+    _check_splits(engine, layout)
     _check_experts(engine, spec, layout)
     if engine.uneven:
         place(rules, spec.num_layers, layout, scheme)
     else:
         _check_even(engine, spec, rules, scheme, layout)
+
+
+def _check_splits(engine: EngineProfile, layout: Layout) -> None:
+    for name in ("tp", "pp", "ep", "dp"):
+        degree = getattr(layout, name)
+        if degree > 1 and name not in engine.splits:
+            able = f"it splits by {' and '.join(engine.splits)}" if engine.splits else "it runs on one device"
+            raise Impossible(f"{name} {degree}: {engine.title} does not split a model so; {able}")
 
 
 def _check_experts(engine: EngineProfile, spec: ModelSpec, layout: Layout) -> None:
@@ -32,7 +41,9 @@ def _check_experts(engine: EngineProfile, spec: ModelSpec, layout: Layout) -> No
         return
     if experts is None:
         raise Impossible(f"ep {layout.ep}: {spec.name} has no experts")
-    if experts.num_experts < layout.ep or (experts.num_experts % layout.ep and not engine.uneven):
+    if experts.num_experts < layout.ep or (
+        experts.num_experts % layout.ep and not (engine.uneven or (engine.redundant_experts and layout.ep > layout.tp))
+    ):
         nearest = ", ".join(map(str, nearest_divisors(experts.num_experts, layout.ep)))
         raise Impossible(f"ep {layout.ep} does not divide the {experts.num_experts} experts of {spec.name}; ep may be {nearest}")
     if engine.experts_over_replicas:

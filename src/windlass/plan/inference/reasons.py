@@ -9,7 +9,7 @@ from windlass.core.place import Placement
 from windlass.core.plan import Alternative, Reason
 from windlass.core.rule import AxisName
 from windlass.errors import Impossible
-from windlass.plan.engines import ENGINES
+from windlass.plan.engines.load import engine
 from windlass.plan.inference.advice import BATCH_FOR_SERVER, AdviceInputs, advice_rows
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.feasible import check_layout, valid_tp
@@ -30,12 +30,27 @@ def reasons_for(request: PlanRequest, answer: SearchResult, placement: Placement
         _concurrency_reason(request, best),
     ]
     made += _tier_reasons(best)
+    made += _raised_reason(best)
     if not runs_on(best.engine, request):
         why = f"no engine supports {request.spec.name} on these devices; only its memory is planned"
         made.append(Reason(choice="scope", value="memory only", why=why))
     elif best.fits:
         made += advice_rows(_setting(request, best))
     return tuple(made)
+
+
+def _raised_reason(best: Candidate) -> list[Reason]:
+    """Where a Mac lends its GPU more than it does by default."""
+    from windlass.core.hardware.devices import catalog
+    from windlass.units import MIB
+
+    for slot, held in zip(best.fit.slots, best.fit.memory, strict=True):
+        known = catalog().get(slot.device.name)
+        if slot.device.kind == "metal" and known is not None and held.total_bytes > known.memory_mib * MIB:
+            need = f"sudo sysctl iogpu.wired_limit_mb={-(-held.total_bytes // MIB)}"
+            why = "more than the three quarters of memory that Metal lends by default; raise the limit first"
+            return [Reason(choice="memory limit", value=need, why=why)]
+    return []
 
 
 def _setting(request: PlanRequest, best: Candidate) -> AdviceInputs:
@@ -62,7 +77,7 @@ def _vllm_cuts(request: PlanRequest, best: Candidate) -> bool:
     tp, pp, dp = best.layout.tp, best.layout.pp, best.layout.dp
     for ep in {1, tp * dp if request.spec.experts else 1}:
         try:
-            check_layout(ENGINES["vllm"], request.spec, request.rules, best.scheme, Layout(tp=tp, pp=pp, ep=ep, dp=dp))
+            check_layout(engine("vllm"), request.spec, request.rules, best.scheme, Layout(tp=tp, pp=pp, ep=ep, dp=dp))
         except Impossible:
             continue
         return True
@@ -77,6 +92,16 @@ def _engine_reason(request: PlanRequest, best: Candidate) -> Reason:
         return Reason(choice="engine", value="none", why=f"{request.spec.name} can be planned but not run")
     elif "windlass" not in request.spec.engines:
         why = f"the embedded engine does not support {request.spec.family} yet"
+    elif best.engine.name == "mlx":
+        why = "made for Apple GPUs: the fewest launches per layer; llama.cpp reads more kinds of files"
+    elif best.engine.name == "llama.cpp" and (best.fit.host_bytes or best.fit.disk_bytes):
+        why = "what does not fit the GPU is computed by the CPU where it lies; ours does that beside Hopper GPUs, vLLM not at all"
+    elif best.engine.name == "llama.cpp":
+        why = "it runs this model and these files on such devices today"
+    elif best.engine.name == "vllm" and best.layout.world > 1 and best.workload.concurrency <= BATCH_FOR_SERVER:
+        why = f"it splits a model over {best.layout.world} GPUs; the embedded engine runs on one so far"
+    elif best.engine.name == "vllm" and best.workload.concurrency <= BATCH_FOR_SERVER:
+        why = "tuned kernels for these devices; the embedded engine's were only run on Hopper GPUs and CPUs"
     elif best.engine.name == "vllm":
         why = f"{best.workload.concurrency} concurrent sequences: its kernels and scheduler are optimized for more than {BATCH_FOR_SERVER}"
     elif kinds & {"cpu", "metal"}:
@@ -206,6 +231,10 @@ def _context_reason(request: PlanRequest, best: Candidate) -> Reason:
 
 
 def _concurrency_reason(request: PlanRequest, best: Candidate) -> Reason:
+    if best.workload.waiting:
+        value = f"{best.workload.concurrency:,} of {best.workload.concurrency + best.workload.waiting:,}"
+        why = f"as many as memory holds at a mean length of {best.workload.reserve_tokens:,} tokens; {best.workload.waiting:,} wait for their turn"
+        return Reason(choice="concurrency", value=value, why=why)
     if request.concurrency is not None:
         why = "set with --concurrency"
     elif request.goal == "latency":

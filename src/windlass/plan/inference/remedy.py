@@ -77,8 +77,9 @@ def _largest(changed: Callable[[int], PlanRequest], high: int) -> int:
 
 
 def _other_engine(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
-    if request.engine == "vllm":
-        yield "--engine windlass", replace(request, engine="windlass")
+    """One that runs today and takes less memory, or splits otherwise."""
+    if request.engine != "auto":
+        yield "--engine auto", replace(request, engine="auto")
 
 
 def _more_devices(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:

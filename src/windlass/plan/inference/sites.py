@@ -73,6 +73,27 @@ def _split_cpu(node: Node, ranks: int) -> Node:
     return msgspec.structs.replace(node, devices=(part,) * ranks)
 
 
+METAL_DEFAULT, METAL_MOST = 0.75, 0.94
+"""Part of a Mac's memory that Metal lends by default (the catalog's figure), and the most that is lent if the limit is raised
+(`sudo sysctl iogpu.wired_limit_mb=N`); the rest is the system's."""
+
+
+def raised_limit(hardware: Hardware) -> Hardware | None:
+    """The same Macs with their limit raised; None where there are none."""
+    metal = [device for device in hardware.distinct_devices if device.kind == "metal"]
+    if not metal:
+        return None
+    grown = {
+        id(device): msgspec.structs.replace(device, memory_bytes=int(device.memory_bytes / METAL_DEFAULT * METAL_MOST))
+        for device in metal
+    }
+    nodes = {
+        id(node): msgspec.structs.replace(node, devices=tuple(grown.get(id(device), device) for device in node.devices))
+        for node in hardware.distinct_nodes
+    }
+    return msgspec.structs.replace(hardware, nodes=tuple(nodes[id(node)] for node in hardware.nodes))
+
+
 def whole_site(hardware: Hardware) -> Site:
     return Site(hardware, tuple((index, at) for index, node in enumerate(hardware.nodes) for at in range(len(node.devices))))
 

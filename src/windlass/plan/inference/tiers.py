@@ -26,8 +26,8 @@ from windlass.units import format_bytes
 
 def with_tiers(found: Candidate, site: Site, rules: tuple[Rule, ...]) -> tuple[Candidate, tuple[TierPlacement, ...]]:
     """The candidate with its memory as it is placed, and the placement of each rank; none where nothing is offloaded."""
-    if not found.fits or not (found.fit.host_bytes or found.fit.disk_bytes):
-        return found, ()
+    if not found.fits or found.engine.name != "windlass" or not (found.fit.host_bytes or found.fit.disk_bytes):
+        return found, ()  # other engines place by their own rules: experts to the host, the rest on the device
     placer = _RankPlacer(found, site, rules)
     try:
         placed = [placer.place(slot, held) for slot, held in zip(found.fit.slots, found.fit.memory, strict=True)]

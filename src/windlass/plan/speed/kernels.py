@@ -2,7 +2,7 @@
 
 Kernel selection by rows per step mirrors nn.fused: one row streams all weights; 2 to 64 rows stream the experts, eight rows per work item,
 and from nine rows on use tiled matmuls for the other matrices; more rows use tiled matmuls everywhere. Tiles run in waves over the SMs,
-so a partial wave takes as long as a full one. Constants and their measurements: engines.KernelTimes.
+so a partial wave takes as long as a full one. Constants and their measurements: engines/kernel_times.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from windlass.core.model import Attention, Layer, ModelSpec, MoE
 from windlass.core.place import Placement, local_experts, local_shape, stored
 from windlass.core.rule import ModelPart, Role, Rule
 from windlass.core.scheme import Scheme
-from windlass.plan.engines import KernelTimes
+from windlass.plan.engines.kernel_times import KernelTimes
 
 FEW_ROWS, STREAMED_ROWS, DEPENDENT_ROWS = 8, 64, 1024
 """As in nn.fused: rows per work item; rows up to which experts are streamed; rows up to which dependent launch is used."""

@@ -1,66 +1,34 @@
 """Time of a decode step and of a prefill by roofline: bytes / bandwidth, FLOPs / measured matmul rate, kernel launches, network.
 
-Where an engine has fused kernels for the model and device, their times are summed kernel by kernel (plan/speed/kernels.py).
-The ceiling is the same model without losses and with an empty KV cache.
+What an engine reaches of each is in its file (plan/engines). Where an engine has fused kernels for the model and device, their times are
+summed kernel by kernel (plan/speed/kernels.py). The ceiling is the same model without losses and with an empty KV cache.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import ceil, log2
+from dataclasses import replace
+from math import ceil
 
-import msgspec
-
-from windlass.core.hardware.spec import Device, Hardware
+from windlass.core.hardware.cpu import ISA_FACTOR, MATMUL_FRACTION, PEAK_FLOPS_PER_CORE, num_cores
+from windlass.core.hardware.spec import Device, Hardware, Node
 from windlass.core.layout import Layout
-from windlass.core.model import MoE, Wiring
+from windlass.core.model import LatentAttention
 from windlass.core.place import Interval
-from windlass.core.plan import Speed
 from windlass.core.tiers.placement import EXCHANGE_SECONDS
-from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_KERNEL_SECONDS, EngineProfile
+from windlass.plan.engines.load import rates_on
+from windlass.plan.engines.profile import CPU_STEP_TOKENS, IDEAL, Rates
 from windlass.plan.memory import DeviceSlot, Fit, MemoryModel, Offloaded
 from windlass.plan.shards import TpShard, busiest_share, touched_share
 from windlass.plan.speed.kernel_pass import KernelPass, head_reads
+from windlass.plan.speed.network import Network
+from windlass.plan.speed.step import StepTime, beyond
+from windlass.plan.speed.work import Work, launch_seconds
 
-RING_EFFICIENCY = 0.8
-"""A ring collective reaches about 80 % of a link's one-way specification (nccl-tests on A100, H100, H200: 78 to 82 %)."""
-COLLECTIVE_SECONDS = {"nvlink": 8e-6, "pcie": 20e-6, "memory": 5e-6}
-"""Latency of a small all-reduce inside a node; 10 us point to point is aiconfigurator's figure, ours lies around it. Processes on
-one machine that share memory exchange two or three cache lines (an assumption)."""
-PEER_SECONDS = 0.5e-6
-"""Added by each further peer to an all-to-all of small messages (an assumption: about one posted write each)."""
-
-
-@dataclass(frozen=True)
-class StepTime:
-    memory: float = 0.0
-    compute: float = 0.0
-    kernels: float = 0.0
-    network: float = 0.0
-    host_link: float = 0.0
-    disk: float = 0.0
-    expert_fetch: float = 0.0
-    """Loading offloaded experts: they are known only after routing, so nothing overlaps it."""
-
-    @property
-    def total(self) -> float:
-        """Memory reads and compute overlap; launches and network do not; offloaded layers are streamed in parallel to all of it."""
-        return max(max(self.memory, self.compute) + self.kernels + self.network, self.host_link, self.disk) + self.expert_fetch
-
-    @property
-    def parts(self) -> dict[str, float]:
-        return {
-            name: getattr(self, name) for name in ("memory", "compute", "kernels", "network", "host_link", "disk", "expert_fetch")
-        }
-
-    @property
-    def bound_by(self) -> str:
-        return max(self.parts.items(), key=lambda item: item[1])[0].replace("_", " ")
-
-
-def _beyond(floor: StepTime, seconds: float) -> StepTime:
-    """Counts the time beyond the roofline as kernel overhead."""
-    return replace(floor, kernels=max(seconds - max(floor.memory, floor.compute), 0.0))
+HOST_BYTES_PER_CORE, MOST_HOST_CORES = 10e9, 32
+"""Cores of a host of which only the memory's speed is known: about 10 GB/s of reads each (EPYC 7002 to 9005, Xeon 4 to 6: 5 to 19), and no
+more than 32: faster memory is mostly more channels or a second socket."""
+DRAFT_LAYERS = 1.5
+"""A draft of the MTP layer costs as much as so many layers: its own and its head."""
 
 
 class SpeedModel:
@@ -69,95 +37,208 @@ class SpeedModel:
     def __init__(self, model: MemoryModel, hardware: Hardware, layout: Layout, fit: Fit) -> None:
         self.model, self.hardware, self.layout, self.fit = model, hardware, layout, fit
         self.spec, self.scheme, self.engine = model.spec, model.scheme, model.engine
-        self.ideal = msgspec.structs.replace(self.engine, bandwidth_efficiency=1.0, matmul_efficiency=1.0, kernel_seconds=0.0)
         self.kernel_pass = KernelPass(model, layout, fit)
+        self.network = Network(self.spec, self.engine, hardware, layout, fit, self.scheme.bits)
+        self.latent = any(isinstance(layer.mixer, LatentAttention) for layer in self.spec.layers)
+        self.rest = self.engine.rest_bits.get(self.scheme.name, 16.0) / 16.0
+        """Of the bytes of matrices that are not experts: some engines' files quantize those too."""
+        self._launches: dict[tuple[Interval, str], float] = {}
 
     @property
     def offloads(self) -> bool:
         """Whether the engine can run it with experts in host memory."""
-        return self.spec.experts is not None and all(self.kernel_pass.has(slot) for slot in self.fit.slots)
+        own = self.spec.experts is not None and all(self.kernel_pass.has(slot) for slot in self.fit.slots)
+        return own or self.engine.cpu_layers
 
     # --- one stage, as slow as its slowest device
 
-    def decode_stage(self, pp: int, batch: float, context: float, engine: EngineProfile) -> StepTime:
-        lossless = engine is self.ideal
+    def decode_stage(self, pp: int, batch: float, context: float, *, lossless: bool = False) -> StepTime:
         times = [
-            self._decode_slot(slot, moved, batch, context, engine)
+            self._decode_slot(slot, moved, batch, context, lossless)
             for slot, moved in zip(self.fit.slots, self.fit.offloaded, strict=True)
             if slot.pp == pp
         ]
         slowest = max(times, key=lambda time: time.total)
-        network = 0.0 if lossless else self._stage_network(pp, batch)
-        return StepTime(**{**slowest.parts, "network": network})
+        return slowest if lossless else self._communicating(slowest, pp, batch * self.rows)
+
+    def _communicating(self, time: StepTime, pp: int, tokens: float) -> StepTime:
+        """The exchange of experts may hide behind the computation of the other half of the batch."""
+        rates = rates_on(self.engine, self.fit.slots[0].device)
+        exchange = self.network.exchange(pp, tokens)
+        hidden = min(exchange * rates.overlap, time.memory + time.compute)
+        return replace(time, network=self.network.stage(pp, tokens), exchange=exchange - hidden)
 
     def slot_seconds(self, batch: float, context: float) -> list[float]:
         """Time of each device for its part of a step, without communication."""
         pairs = zip(self.fit.slots, self.fit.offloaded, strict=True)
-        return [self._decode_slot(slot, moved, batch, context, self.engine).total for slot, moved in pairs]
+        return [self._decode_slot(slot, moved, batch, context, False).total for slot, moved in pairs]
 
     def imbalance(self) -> float:
         """For one sequence: the slowest device over the mean. 1.0 is even."""
         seconds = self.slot_seconds(1, self.model.workload.mean_decode_context)
         return max(seconds) * len(seconds) / sum(seconds)
 
-    def _decode_slot(self, slot: DeviceSlot, moved: Offloaded, batch: float, context: float, engine: EngineProfile) -> StepTime:
-        shard, layers = self._shard(slot), self.fit.stages[slot.pp]
-        here = self._weight_reads(shard, layers, moved, self._share(batch, engine))
-        here += self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
-        flops, share = batch * self._flops(shard, layers, context), self._share(batch, engine)
-        if engine is self.ideal or not self.kernel_pass.runs(slot, moved):
-            return self._with_cpu(slot, moved, share, engine, self._slot_time(slot, moved, here, flops, share, 1, engine))
-        floor = self._slot_time(slot, moved, here, flops, share, 1, self.ideal)
-        return _beyond(floor, self.kernel_pass.seconds(slot, ceil(batch), ceil(batch), round(context)))
+    @property
+    def rows(self) -> int:
+        """Rows of a sequence in a decode step: one, and its drafts."""
+        return 1 + self.model.workload.draft_tokens
 
-    def _with_cpu(self, slot: DeviceSlot, moved: Offloaded, share: float, engine: EngineProfile, time: StepTime) -> StepTime:
+    def _decode_slot(self, slot: DeviceSlot, moved: Offloaded, batch: float, context: float, lossless: bool) -> StepTime:
+        shard, layers, rows = self._shard(slot), self.fit.stages[slot.pp], batch * self.rows
+        cache = self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
+        work = self._work(shard, layers, moved, rows, 1, lossless, cache=cache, context=context)
+        if lossless:
+            return self._offloaded(slot, moved, rows, self._slot_time(slot, work, IDEAL), IDEAL)
+        rates = self._rates(slot)
+        if not self.kernel_pass.runs(slot, moved):
+            time = self._slot_time(slot, work, rates)
+            time = replace(
+                time, kernels=self._launch(layers, slot.device, rates) * self._drafting, front_end=self._front_end(rates, batch)
+            )
+            return self._offloaded(slot, moved, rows, time, rates)
+        floor = self._slot_time(slot, work, IDEAL)
+        return beyond(floor, self.kernel_pass.seconds(slot, ceil(rows), ceil(rows), round(context)))
+
+    @property
+    def _drafting(self) -> float:
+        return 1 + self.model.workload.draft_tokens * DRAFT_LAYERS / self.spec.num_layers
+
+    def _front_end(self, rates: Rates, batch: float) -> float:
+        return rates.step_seconds + batch * rates.sequence_seconds
+
+    def _work(
+        self,
+        shard: TpShard,
+        layers: Interval,
+        moved: Offloaded,
+        rows: float,
+        passes: int,
+        lossless: bool,
+        *,
+        cache: float,
+        context: float,
+        head_rows: float | None = None,
+    ) -> Work:
+        """`rows` tokens in `passes` steps, each attending to `context` keys."""
+        share = self._share(rows / passes, lossless)
+        experts = shard.between(shard.experts, layers)
+        if self.engine.cpu_layers:  # what lies in host memory is computed there
+            experts -= moved.host_experts
+        head = shard.head_flops_per_token * (rows if head_rows is None else head_rows) if self.model.is_last(layers) else 0.0
+        expert_flops = rows * shard.between(shard.expert_flops, layers) * (1 - self._away(shard, layers, moved))
+        dense = rows * (shard.between(shard.flops_per_token, layers) - shard.between(shard.expert_flops, layers))
+        return Work(
+            dense_bytes=self._always(shard, layers, moved),
+            expert_bytes=experts * share,
+            cache_bytes=cache,
+            dense_flops=dense + head,
+            expert_flops=expert_flops,
+            score_flops=rows * self.model.sizes.score_flops(layers, context) / self.layout.tp,
+            rows_per_expert=self._rows_per_expert(rows / passes),
+            one_expert=self._one_expert(shard, layers),
+            latent=self.latent,
+            packed=self.scheme.bits < 8 and not self.scheme.only_experts,
+            passes=passes,
+        )
+
+    def _away(self, shard: TpShard, layers: Interval, moved: Offloaded) -> float:
+        """Fraction of the experts that the CPU computes."""
+        experts = shard.between(shard.experts, layers)
+        return moved.host_experts / experts if self.engine.cpu_layers and experts else 0.0
+
+    def _one_expert(self, shard: TpShard, layers: Interval) -> float:
+        experts, routed = self.spec.experts, self.model.sizes.routed_layers(layers)
+        if experts is None or not routed:
+            return 0.0
+        return shard.between(shard.experts, layers) / routed / max(experts.num_experts / self.layout.ep, 1.0)
+
+    def _rows_per_expert(self, rows: float) -> float:
+        experts = self.spec.experts
+        if experts is None:
+            return rows
+        tokens = rows * max(self.layout.ep / self.layout.tp, 1.0)
+        return max(tokens * experts.num_active / experts.num_experts, 1.0)
+
+    def _offloaded(self, slot: DeviceSlot, moved: Offloaded, rows: float, time: StepTime, rates: Rates) -> StepTime:
+        """A decode step with weights in host memory: computed by the CPU, or fetched over the link, or both."""
+        if not (moved.host or moved.disk) or slot.device.kind == "cpu":
+            return self._streamed(slot, moved, self._share(rows, rates is IDEAL), 1, time, rates)
+        share = self._share(rows, rates is IDEAL)
+        if self.engine.cpu_layers:
+            return self._with_cpu(slot, moved, share, time, rates)
+        return self._with_both(slot, moved, share, self._streamed(slot, moved, share, 1, time, rates), rates)
+
+    def _with_cpu(self, slot: DeviceSlot, moved: Offloaded, share: float, time: StepTime, rates: Rates) -> StepTime:
+        """The CPU computes what lies in host memory: all of a layer's experts, or whole layers of a dense model."""
+        node, shard, layers = self.hardware.nodes[slot.node], self._shard(slot), self.fit.stages[slot.pp]
+        ram = node.ram_bandwidth / self._sharing(node) * rates.host_read
+        held = share * moved.host_experts + moved.host_always
+        packed = 1 / ram
+        if rates.host_compute:  # unpacking few bits takes as long as unpacking four
+            packed += 1 / (rates.host_compute * min(self.scheme.bits / 4, 1.0))
+        switches = self.model.sizes.routed_layers(layers) * self._away(shard, layers, moved)
+        dense = shard.between(shard.always, layers)
+        switches += (layers[1] - layers[0]) * moved.host_always / dense if dense else 0.0
+        disk = (share * moved.disk_experts + moved.disk_always) / (node.disk_bandwidth / self._sharing(node))
+        return replace(time, host_compute=held * packed + switches * rates.host_layer_seconds, expert_fetch=disk)
+
+    def _with_both(self, slot: DeviceSlot, moved: Offloaded, share: float, time: StepTime, rates: Rates) -> StepTime:
         """Experts in host memory beside our fused kernels: the CPU computes a part of each where it lies, while the device fetches the rest."""
-        if not moved.host_experts or slot.device.kind == "cpu" or not self.kernel_pass.has(slot):
+        if not moved.host_experts or not self.kernel_pass.has(slot):
             return time
         node = self.hardware.nodes[slot.node]
-        both = node.ram_bandwidth / len(node.devices) * engine.bandwidth_efficiency
-        disk = node.disk_bandwidth / len(node.devices) * engine.bandwidth_efficiency
-        first, last = self.fit.stages[slot.pp]
-        layers = sum(isinstance(layer.feed_forward, MoE) for layer in self.spec.layers[first:last])
-        exchange = 0.0 if engine is self.ideal else layers * EXCHANGE_SECONDS
+        both = node.ram_bandwidth / self._sharing(node) * rates.host_read
+        disk = node.disk_bandwidth / self._sharing(node) * rates.host_read
+        exchange = 0.0 if rates is IDEAL else self.model.sizes.routed_layers(self.fit.stages[slot.pp]) * EXCHANGE_SECONDS
         fetch = share * (moved.host_experts / both + moved.disk_experts / disk) + exchange
         return replace(time, expert_fetch=min(fetch, time.expert_fetch))
 
-    def _share(self, batch: float, engine: EngineProfile) -> float:
-        """Fraction of the local experts that a step reads; ranks that hold experts for several replicas see all their tokens."""
-        tokens = batch * max(self.layout.ep / self.layout.tp, 1.0)
-        return touched_share(self.spec, tokens) if engine is self.ideal else busiest_share(self.spec, tokens, self.layout.ep)
-
-    def _slot_time(
-        self, slot: DeviceSlot, moved: Offloaded, here: float, flops: float, share: float, passes: int, engine: EngineProfile
-    ) -> StepTime:
-        """`passes`: how often the weights are read: once per step or per prefill chunk."""
-        node, layers = self.hardware.nodes[slot.node], self.fit.stages[slot.pp]
-        sharing = len(node.devices)
-        link = min(slot.device.host_bandwidth or node.ram_bandwidth, node.ram_bandwidth / sharing) * engine.bandwidth_efficiency
-        disk = node.disk_bandwidth / sharing * engine.bandwidth_efficiency
-        launch = CPU_KERNEL_SECONDS if slot.device.kind == "cpu" and engine.kernel_seconds else engine.kernel_seconds
-        return StepTime(
-            memory=passes * here / (slot.device.measured_bandwidth * engine.bandwidth_efficiency),
-            compute=flops / (self._matmul_rate(slot.device) * engine.matmul_efficiency),
-            kernels=passes * self._kernels(layers) * launch,
+    def _streamed(self, slot: DeviceSlot, moved: Offloaded, share: float, passes: int, time: StepTime, rates: Rates) -> StepTime:
+        node = self.hardware.nodes[slot.node]
+        link, disk = self._link(slot, node, rates), node.disk_bandwidth / self._sharing(node) * rates.host_read
+        return replace(
+            time,
             host_link=passes * moved.host_always / link,
             disk=passes * moved.disk_always / disk,
             expert_fetch=passes * share * (moved.host_experts / link + moved.disk_experts / disk),
         )
 
-    def _weight_reads(self, shard: TpShard, layers: Interval, moved: Offloaded, share: float) -> float:
-        """Weight bytes of a step; offloaded weights are read from device memory too, after they are loaded."""
+    def _sharing(self, node: Node) -> int:
+        """Devices of a node that use its memory at the same time: stages take turns."""
+        return min(self.layout.tp, len(node.devices)) if self.layout.pp > 1 else len(node.devices)
+
+    def _link(self, slot: DeviceSlot, node: Node, rates: Rates) -> float:
+        ram = node.ram_bandwidth / self._sharing(node)
+        return min(slot.device.host_bandwidth or node.ram_bandwidth, ram) * rates.host_stream
+
+    def _share(self, rows: float, lossless: bool) -> float:
+        """Fraction of the local experts that a step reads; ranks that hold experts for several replicas see all their tokens."""
+        tokens = rows * max(self.layout.ep / self.layout.tp, 1.0)
+        return touched_share(self.spec, tokens) if lossless else busiest_share(self.spec, tokens, self.layout.ep)
+
+    def _slot_time(self, slot: DeviceSlot, work: Work, rates: Rates) -> StepTime:
+        bandwidth, flops = slot.device.measured_bandwidth, self._matmul_rate(slot.device)
+        memory, compute = work.floor(bandwidth, flops) if rates is IDEAL else work.seconds(bandwidth, flops, rates)
+        return StepTime(memory=memory, compute=compute)
+
+    def _launch(self, layers: Interval, device: Device, rates: Rates) -> float:
+        key = (layers, device.name)
+        if key not in self._launches:
+            self._launches[key] = launch_seconds(self.spec, layers, rates, num_cores(device))
+        return self._launches[key]
+
+    def _always(self, shard: TpShard, layers: Interval, moved: Offloaded) -> float:
+        """Bytes of the matrices that every token uses; streamed ones are read from device memory too, after they are loaded."""
         always = shard.between(shard.always, layers)
+        if self.engine.cpu_layers:
+            always -= moved.host_always
         if self.model.is_last(layers):
             always += head_reads(self.spec, shard)
-        return always + shard.between(shard.experts, layers) * share
+        return always * self.rest
 
-    def _flops(self, shard: TpShard, layers: Interval, context: float) -> float:
-        """Per token: matmuls, attention over `context` keys, and the head on the last stage."""
-        scores = 2.0 * shard.between(shard.score_width, layers) * context
-        head = shard.head_flops_per_token if self.model.is_last(layers) else 0.0
-        return shard.between(shard.flops_per_token, layers) + scores + head
+    def _rates(self, slot: DeviceSlot) -> Rates:
+        own = self.engine.rates.get("kernels")
+        return own if own is not None and self.kernel_pass.has(slot) else rates_on(self.engine, slot.device)
 
     def _shard(self, slot: DeviceSlot) -> TpShard:
         return self.model.sizes.shard(self.layout, self.scheme, slot.tp, self.fit.shares)
@@ -166,152 +247,106 @@ class SpeedModel:
         """fp8 weights use fp8 activations if the device supports it; integer weights are dequantized to bf16 first."""
         return device.matmul_flops("fp8" if self.scheme.name == "fp8" else "bf16")
 
-    def _kernels(self, layers: Interval) -> int:
-        counted = 0
-        for layer in self.spec.layers[layers[0] : layers[1]]:
-            mixture = isinstance(layer.feed_forward, MoE)
-            counted += self.engine.kernels_attention + (self.engine.kernels_moe if mixture else self.engine.kernels_dense)
-        return counted + (3 if self.model.is_last(layers) else 1)
+    def device_work(self, batch: float, context: float) -> tuple[DeviceSlot, Work, dict[str, tuple[float, float]]]:
+        """Of the slowest device: its work in a decode step, and the seconds of reads and of products by kind."""
+        seconds = self.slot_seconds(batch, context)
+        at = seconds.index(max(seconds))
+        slot, moved = self.fit.slots[at], self.fit.offloaded[at]
+        shard, layers, rows = self._shard(slot), self.fit.stages[slot.pp], batch * self.rows
+        cache = self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
+        work = self._work(shard, layers, moved, rows, 1, False, cache=cache, context=context)
+        rates = IDEAL if self.kernel_pass.runs(slot, moved) else self._rates(slot)
+        return slot, work, work.parts(slot.device.measured_bandwidth, self._matmul_rate(slot.device), rates)
 
-    # --- network
-
-    def _stage_network(self, pp: int, tokens: float) -> float:
-        layers = self.fit.stages[pp]
-        element_bytes = CPU_ACTIVATION_BYTES if self.fit.slots[0].device.kind == "cpu" else ACTIVATION_BYTES
-        message = tokens * self.spec.hidden_size * element_bytes
-        reduces = sum(
-            1 if layer.wiring in (Wiring.PARALLEL, Wiring.PARALLEL_ONE_NORM) else 2
-            for layer in self.spec.layers[layers[0] : layers[1]]
-        )
-        seconds = reduces * self._all_reduce(pp, message) + self._expert_exchange(pp, tokens)
-        if pp + 1 < self.layout.pp:
-            seconds += self._hop(pp, message)
-        return seconds
-
-    def _group(self, pp: int) -> list[DeviceSlot]:
-        return [slot for slot in self.fit.slots if slot.pp == pp]
-
-    def _all_reduce(self, pp: int, num_bytes: float) -> float:
-        """Ring all-reduce: 2 (n - 1) / n of the message (nccl-tests), plus a latency that grows with log n between nodes."""
-        ranks = self.layout.tp
-        if ranks == 1:
-            return 0.0
-        group = self._group(pp)
-        bandwidth, latency = self._link(group, ranks)
-        return latency + 2 * (ranks - 1) / ranks * num_bytes / (bandwidth * RING_EFFICIENCY)
-
-    def _expert_exchange(self, pp: int, tokens: float) -> float:
-        """Expert parallelism across replicas: two all-to-alls per layer, to dispatch tokens and to combine results."""
-        experts, ranks = self.spec.experts, self.layout.ep
-        if experts is None or ranks <= self.layout.tp:
-            return 0.0
-        layers = self.fit.stages[pp]
-        mixtures = sum(isinstance(layer.feed_forward, MoE) for layer in self.spec.layers[layers[0] : layers[1]])
-        sent = tokens / self.layout.tp * experts.num_active * self.spec.hidden_size * 2 * (ranks - 1) / ranks
-        near = ranks <= len(self.hardware.nodes[0].devices)
-        device = self._group(pp)[0].device
-        bandwidth = device.link_bandwidth if near else self.hardware.network_bandwidth
-        latency = COLLECTIVE_SECONDS["nvlink"] if near else 2 * self.hardware.network_latency_seconds
-        return mixtures * 2 * (latency + ranks * PEER_SECONDS + sent / ((bandwidth or device.host_bandwidth) * RING_EFFICIENCY))
-
-    def _link(self, group: list[DeviceSlot], ranks: int) -> tuple[float, float]:
-        if len({slot.node for slot in group}) > 1:
-            return self.hardware.network_bandwidth or 1.25e9, 2 * self.hardware.network_latency_seconds * ceil(log2(ranks))
-        slowest = min(group, key=lambda slot: slot.device.link_bandwidth).device
-        bandwidth = slowest.link_among(ranks) or slowest.host_bandwidth or slowest.bandwidth
-        if len({slot.device.name for slot in group}) > 1:  # different cards have no NVLink between them
-            bandwidth = min(bandwidth, *(slot.device.host_bandwidth or bandwidth for slot in group))
-        if slowest.kind == "cpu":
-            return bandwidth, COLLECTIVE_SECONDS["memory"]
-        return bandwidth, COLLECTIVE_SECONDS["nvlink" if bandwidth > 100e9 else "pcie"]
-
-    def _hop(self, pp: int, num_bytes: float) -> float:
-        here, there = self._group(pp)[0], self._group(pp + 1)[0]
-        if here.node != there.node:
-            return self.hardware.network_latency_seconds + num_bytes / (self.hardware.network_bandwidth or 1.25e9)
-        return 10e-6 + num_bytes / (here.device.link_bandwidth or here.device.host_bandwidth or 1e9)
+    def step_bytes(self, slot: DeviceSlot, share: float, context: int, batch: int) -> float:
+        """Weights and KV cache that a device reads per step."""
+        shard, layers = self._shard(slot), self.fit.stages[slot.pp]
+        cache = self.model.sizes.cache_bytes(layers, context, self.scheme, windowed=True) * shard.kv_share * batch
+        return self._always(shard, layers, Offloaded()) + shard.between(shard.experts, layers) * share + cache
 
     # --- whole steps
 
-    def decode(self, batch: int, context: float, engine: EngineProfile) -> tuple[float, float, StepTime]:
-        """(tokens per second of a replica, seconds per token, time of the slowest stage).
+    def decode(self, batch: int, context: float, *, lossless: bool = False) -> tuple[float, float, StepTime]:
+        """(tokens per second of a replica, seconds per step, time of the slowest stage).
 
         Sequences go through the stages as one batch, or as pp micro-batches that keep every stage busy, whichever is faster.
         """
-        whole = [self.decode_stage(pp, batch, context, engine) for pp in range(self.layout.pp)]
+        whole = [self.decode_stage(pp, batch, context, lossless=lossless) for pp in range(self.layout.pp)]
         seconds = sum(time.total for time in whole)
         rate = batch / seconds
         worst = max(whole, key=lambda time: time.total)
         if self.layout.pp > 1 and batch >= self.layout.pp:
             group = batch / self.layout.pp
-            parts = [self.decode_stage(pp, group, context, engine) for pp in range(self.layout.pp)]
+            parts = [self.decode_stage(pp, group, context, lossless=lossless) for pp in range(self.layout.pp)]
             slowest = max(parts, key=lambda time: time.total)
-            if group / slowest.total > rate:
-                return group / slowest.total, slowest.total * self.layout.pp, slowest
-        return rate, seconds, worst
+            busy = 1.0 if lossless else rates_on(self.engine, self.fit.slots[0].device).pipeline
+            if group / slowest.total * busy > rate:
+                rate, seconds, worst = group / slowest.total * busy, slowest.total * self.layout.pp / busy, slowest
+        return rate * self.model.workload.tokens_per_step, seconds, worst
 
-    def prefill(self, prompt: int, prompts: int, engine: EngineProfile) -> tuple[float, float]:
-        """(seconds to prefill `prompts` of this length in one batch; seconds of the slowest stage)."""
-        stages = [self._prefill_stage(pp, prompt, prompts, engine) for pp in range(self.layout.pp)]
-        return sum(stages), max(stages)
+    def prefill(self, prompt: int, prompts: int) -> tuple[float, float]:
+        """(seconds to prefill `prompts` of this length in one batch; seconds of the slowest stage).
 
-    def _prefill_stage(self, pp: int, prompt: int, prompts: int, engine: EngineProfile) -> float:
+        Steps follow each other through the stages: the first takes all of them, each further one only waits for the slowest.
+        """
+        stages = [self._prefill_stage(pp, prompt, prompts) for pp in range(self.layout.pp)]
+        chunks = self._chunks(prompt * prompts)
+        return sum(stages) / chunks + max(stages) * (chunks - 1) / chunks, max(stages)
+
+    def _chunks(self, tokens: int) -> int:
+        return ceil(tokens / self.step_tokens)
+
+    @property
+    def step_tokens(self) -> int:
+        device = self.fit.slots[0].device
+        if device.kind == "cpu":
+            return CPU_STEP_TOKENS
+        offloaded = self.engine.offload_step_tokens if self.fit.host_bytes else 0
+        return offloaded or self.model.step_tokens(device)
+
+    def _prefill_stage(self, pp: int, prompt: int, prompts: int) -> float:
         tokens = prompt * prompts
-        chunks = ceil(tokens / engine.step_tokens)
         times = [
-            self._prefill_slot(slot, moved, prompt, prompts, chunks, engine)
+            self._prefill_slot(slot, moved, prompt, prompts, self._chunks(tokens))
             for slot, moved in zip(self.fit.slots, self.fit.offloaded, strict=True)
             if slot.pp == pp
         ]
-        return max(time.total for time in times) + self._stage_network(pp, tokens)
+        return self._communicating(max(times, key=lambda time: time.total), pp, tokens).total
 
-    def _prefill_slot(
-        self, slot: DeviceSlot, moved: Offloaded, prompt: int, prompts: int, chunks: int, engine: EngineProfile
-    ) -> StepTime:
-        shard, layers = self._shard(slot), self.fit.stages[slot.pp]
-        tokens = prompt * prompts
-        share = self._share(tokens / chunks, engine)
+    def _prefill_slot(self, slot: DeviceSlot, moved: Offloaded, prompt: int, prompts: int, chunks: int) -> StepTime:
+        shard, layers, tokens = self._shard(slot), self.fit.stages[slot.pp], prompt * prompts
         # Only the last token of a prompt needs the head.
-        head = shard.head_flops_per_token * (tokens - prompts) if self.model.is_last(layers) else 0.0
-        flops = tokens * self._flops(shard, layers, prompt / 2) - head
-        reads = self._weight_reads(shard, layers, moved, share)
-        if engine is self.ideal or not self.kernel_pass.runs(slot, moved):
-            return self._slot_time(slot, moved, reads, flops, share, chunks, engine)
-        floor = self._slot_time(slot, moved, reads, flops, share, chunks, self.ideal)
-        return _beyond(floor, chunks * self.kernel_pass.seconds(slot, ceil(tokens / chunks), ceil(prompts / chunks), prompt // 2))
+        work = self._work(shard, layers, moved, tokens, chunks, False, cache=0.0, context=prompt / 2, head_rows=prompts)
+        rates = self._rates(slot)
+        if not self.kernel_pass.runs(slot, moved):
+            launches = self._launch(layers, slot.device, rates)
+            time = replace(self._slot_time(slot, work, rates), kernels=chunks * launches, front_end=chunks * rates.step_seconds)
+            return self._prefill_offloaded(slot, moved, tokens, chunks, time, rates)
+        floor = self._slot_time(slot, work, IDEAL)
+        return beyond(floor, chunks * self.kernel_pass.seconds(slot, ceil(tokens / chunks), ceil(prompts / chunks), prompt // 2))
 
-    def speed(self) -> Speed:
-        work = self.model.workload
-        batch = self.model.sequences(self.layout)
-        rate, seconds, worst = self.decode(batch, work.mean_decode_context, self.engine)
-        ceiling, _, _ = self.decode(batch, 0, self.ideal)
-        prompt_seconds, _ = self.prefill(work.prompt_tokens, 1, self.engine)
-        prompts = max(1, min(batch, self.engine.step_tokens // work.prompt_tokens))  # short prompts share a step
-        together, slowest_stage = self.prefill(work.prompt_tokens, prompts, self.engine)
-        through = (slowest_stage if batch >= self.layout.pp > 1 else together) / prompts
-        experts = self.spec.experts
-        prompt_rate = work.prompt_tokens / through
-        busy = min(self.layout.dp, work.concurrency)  # one sequence keeps only one replica busy
-        return Speed(
-            decode_tokens_per_second=round(rate * busy, 3),
-            decode_ceiling_tokens_per_second=round(ceiling * busy, 3),
-            prefill_tokens_per_second=round(prompt_rate * busy, 1),
-            sustained_tokens_per_second=round(busy / (1 / rate + work.prompt_tokens / work.new_tokens / prompt_rate), 3),
-            time_to_first_token_seconds=round(prompt_seconds + seconds, 6),
-            bound_by=worst.bound_by,
-            step_seconds=seconds,
-            concurrency=work.concurrency,
-            decode_bytes_per_step=round(self._step_bytes(batch)),
-            distinct_experts=round(touched_share(self.spec, batch) * experts.num_experts, 1) if experts else 0.0,
-            breakdown={name: value for name, value in worst.parts.items() if value},
-        )
+    def _prefill_offloaded(
+        self, slot: DeviceSlot, moved: Offloaded, tokens: int, chunks: int, time: StepTime, rates: Rates
+    ) -> StepTime:
+        """What lies in host memory is copied to the device step by step, or, if that is quicker, computed by the CPU."""
+        share = self._share(tokens / chunks, False)
+        streamed = self._streamed(slot, moved, share, chunks, time, rates)
+        if slot.device.kind == "cpu" or not moved.host:
+            return streamed
+        if not self.engine.cpu_layers:  # whole layers are copied ahead of their use
+            return replace(streamed, host_link=streamed.host_link + streamed.expert_fetch, expert_fetch=0.0)
+        node, shard, layers = self.hardware.nodes[slot.node], self._shard(slot), self.fit.stages[slot.pp]
+        flops = tokens * shard.between(shard.expert_flops, layers) * self._away(shard, layers, moved)
+        if moved.host_always:
+            dense = shard.between(shard.flops_per_token, layers) - shard.between(shard.expert_flops, layers)
+            flops += tokens * dense * moved.host_always / max(shard.between(shard.always, layers), 1.0)
+        by_cpu = flops / (_host_flops(node) / self._sharing(node) * rates.host_product)
+        by_link = chunks * (moved.host_always + share * moved.host_experts) / self._link(slot, node, rates)
+        disk = streamed.disk + chunks * share * moved.disk_experts / node.disk_bandwidth
+        return replace(time, host_compute=min(by_cpu, by_link), disk=disk)
 
-    def _step_bytes(self, batch: int) -> float:
-        """Weights and KV cache that one replica reads per step, over all its devices."""
-        total, context = 0.0, round(self.model.workload.mean_decode_context)
-        share = touched_share(self.spec, batch)
-        for slot, moved in zip(self.fit.slots, self.fit.offloaded, strict=True):
-            shard, layers = self._shard(slot), self.fit.stages[slot.pp]
-            total += self._weight_reads(shard, layers, moved, share)
-            total += self.model.sizes.cache_bytes(layers, context, self.scheme, windowed=True) * shard.kv_share * batch
-        return total
+
+def _host_flops(node: Node) -> float:
+    """Plain AVX2 products of the host beside a device, by its cores if they are known, else by the speed of its memory."""
+    cores = node.cores or min(max(node.ram_bandwidth / HOST_BYTES_PER_CORE, 4.0), MOST_HOST_CORES)
+    return cores * ISA_FACTOR[node.isa] * PEAK_FLOPS_PER_CORE * MATMUL_FRACTION

@@ -17,6 +17,10 @@ GROWTH = 16
 """Maximum over minimum: 64 Mi tokens for large models. Runs of 2024 and 2025 use 16M (Llama 3 405B), 16M rising to 64M
 (GLM-4.5, arXiv 2508.06471) and 63M (DeepSeek-V3: 15,360 sequences of 4,096, arXiv 2412.19437, 4.2)."""
 
+TUNING_SEQUENCES = 64
+"""Of adapters and of training that starts from given weights, unless more devices need more: LoRA's own runs take 8 to 128
+(arXiv 2106.09685, appendix D; arXiv 2305.14314, table 9)."""
+
 SEQUENCES_PER_DEVICE = 4
 """Within those bounds. A replica then has at least 4 pp micro-batches with any layout, so that a 1F1B pipeline's bubble is at most a
 fifth: (p-1)/(4p + p-1). DeepSeek-V3 had 7.5 sequences a device, Llama 3 405B an eighth of one."""
@@ -35,6 +39,10 @@ class BatchChoice(Frozen):
 def default_tokens(num_parameters: int, num_devices: int, sequence_tokens: int) -> int:
     least = next(tokens for limit, tokens in LEAST_TOKENS if num_parameters < limit)
     return min(max(SEQUENCES_PER_DEVICE * num_devices * sequence_tokens, least), GROWTH * least)
+
+
+def tuning_tokens(num_devices: int, sequence_tokens: int) -> int:
+    return max(TUNING_SEQUENCES, num_devices) * sequence_tokens
 
 
 def choose_batch(section: BatchSection, default: int, sequence_tokens: int, replicas: Collection[int]) -> BatchChoice:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Attention, Dense, LearnedPositions, ModelSpec
-from windlass.core.recipe.sections import DataSection, Offload
+from windlass.core.recipe.sections import Compute, DataSection, Offload
 from windlass.errors import BadInput, Impossible
 from windlass.plan.inference.feasible import divisors
 from windlass.plan.training.job import TrainingJob
+
+
+def check_precision(hardware: Hardware, compute: Compute) -> None:
+    device = hardware.devices[0]
+    if compute == "fp8" and "fp8" not in device.flops:
+        raise Impossible(f'{device.name} has no 8-bit floating-point units; use precision.compute = "bf16"')
 
 
 def check_hardware(hardware: Hardware, offload: Offload = "none") -> None:

@@ -7,13 +7,16 @@ from windlass.core.model import Frozen
 from windlass.core.recipe.sections import (
     Compute,
     Dispatch,
+    Framework,
     GradientType,
     LoraSection,
+    LossKind,
     Offload,
     OptimizerName,
     OverlapSection,
     Recompute,
     Schedule,
+    StateType,
 )
 
 
@@ -42,6 +45,18 @@ class TrainingJob(Frozen):
     """Also trains the multi-token-prediction (MTP) layer."""
     lora: LoraSection = LoraSection()
     """With a rank set, only adapters are trained."""
+    framework: Framework = "megatron"
+    """Never `auto`."""
+    compile: bool = False
+    """Chains of small operations are fused (torch.compile)."""
+    loss: LossKind = "fused"
+    """Never `auto`."""
+    states: StateType = "fp32"
+    """Optimizer states; 16 and 8 bits go without fp32 weights."""
+    kept_products: float = 0.5
+    """Share of products whose outputs recomputation per operation keeps."""
+    shards: int | None = None
+    """ZeRO-3 shards dense weights over this many ranks and keeps copies of them (hybrid sharding); None: over all."""
 
     @property
     def num_micro_batches(self) -> int:
@@ -50,6 +65,15 @@ class TrainingJob(Frozen):
     @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.sequence_tokens
+
+    @property
+    def dense_shards(self) -> int:
+        """Ranks over which ZeRO spreads the states of dense tensors."""
+        return self.shards or self.groups.dp * self.groups.cp
+
+    @property
+    def expert_shards(self) -> int:
+        return min(self.shards or self.groups.expert_dp, self.groups.expert_dp)
 
     @property
     def micro_tokens(self) -> float:
@@ -61,6 +85,12 @@ class TrainingJob(Frozen):
         """Tokens per rank between the tensor-parallel regions (norms, dropout, residual): 1/tp with sequence parallelism, all of
         them without (arXiv 2205.05198, 4.2.2)."""
         return self.micro_tokens / self.groups.tp if self.sequence_parallel else self.micro_tokens
+
+    @property
+    def input_tokens(self) -> float:
+        """Tokens whose layer inputs a tensor-parallel rank keeps: Megatron keeps its share and gathers again, PyTorch's sequence
+        parallelism keeps what was gathered."""
+        return self.micro_tokens if self.framework == "pytorch" else self.outside_tokens
 
     @property
     def expert_rows(self) -> float:

@@ -15,17 +15,22 @@ from windlass.core.plan import Reason
 from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.plan.training.checkpoint import CheckpointPlan, checkpoint_bytes, plan_checkpoints
+from windlass.plan.training.intervals import Interval, intervals_of
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import Footprints
 from windlass.plan.training.memory.states import adapter_elements
-from windlass.plan.training.reasons import explain
+from windlass.plan.training.reasons import LEAST_MARGIN, explain, warnings
 from windlass.plan.training.remedy import RemedyCase, remedies
-from windlass.plan.training.search import Breadth, JobSearchResult, TrainingCandidate, search_jobs
-from windlass.plan.training.time.rates import SECONDS_PER_DAY, Rates, flops_per_token, peak_flops, rates_of
+from windlass.plan.training.search import Breadth, JobSearchResult, TrainingCandidate, is_tuning, search_jobs
+from windlass.plan.training.time.rates import SECONDS_PER_DAY, Rates, adapter_flops, flops_per_token, peak_flops, rates_of
 from windlass.plan.training.time.step import TrainingStepTime
 
 CHINCHILLA_TOKENS_PER_PARAMETER = 20
 """Compute-optimal tokens per parameter (arXiv 2203.15556, table 3), if the recipe sets no tokens."""
+
+
+TUNING_TOKENS = 100_000_000
+"""Of adapters and of training that starts from given weights, if the recipe sets none: fifty thousand examples of 2,000 tokens."""
 
 
 class Prices(Frozen):
@@ -51,6 +56,17 @@ class TrainingMemory(Frozen):
     host_bytes: int
     """In host memory, per device."""
     disk_bytes: int
+
+
+class TrainingIntervals(Frozen):
+    """80 % intervals, from the residuals of published runs of the same class. None without a prediction."""
+
+    tokens_per_second: Interval | None
+    step_seconds: Interval | None
+    days: Interval | None
+    total_bytes: Interval
+    known: bool
+    """Whether published runs on this class of device were compared; else the intervals are wider by a guess."""
 
 
 class TrainingAlternative(Frozen):
@@ -96,6 +112,7 @@ class TrainingPlan(Frozen):
     days: float
     """Without failures and checkpoints; `run` has the totals."""
     run: RunTotals
+    intervals: TrainingIntervals
     checkpoint: CheckpointPlan
     reasons: tuple[Reason, ...]
     alternatives: tuple[TrainingAlternative, ...]
@@ -132,10 +149,16 @@ def plan_training(
     """The fastest job that fits; if none does, the one that needs the least memory, with the missing bytes."""
     spec = as_trained(spec, recipe)
     found = search_jobs(spec, rules, hardware, recipe, breadth=breadth, footprints=footprints)
-    best = found.fitting[0] if found.fitting else found.nearest
+    best = _preferred(found, hardware.devices[0].memory_bytes)
     return _assemble(
         TrainingInputs(spec=spec, rules=rules, hardware=hardware, recipe=recipe, prices=prices or Prices()), found, best
     )
+
+
+def _preferred(found: JobSearchResult, capacity_bytes: int) -> TrainingCandidate:
+    """The fastest that leaves some memory free, if any does: a plan to the last byte is a plan that fails."""
+    roomy = (made for made in found.fitting if made.memory.total <= (1 - LEAST_MARGIN) * capacity_bytes)
+    return next(roomy, found.fitting[0] if found.fitting else found.nearest)
 
 
 def as_trained(spec: ModelSpec, recipe: Recipe) -> ModelSpec:
@@ -150,6 +173,7 @@ def _assemble(inputs: TrainingInputs, found: JobSearchResult, best: TrainingCand
     rates, saved = _rates(inputs, job, step_seconds), _checkpoints(inputs, job, counted)
     run = _run(inputs, job, step_seconds, saved, counted)
     short = round(best.short_bytes(capacity))
+    ranges = _intervals(inputs, best, rates, run)
     return TrainingPlan(
         fits=best.step is not None,
         short_bytes=short,
@@ -166,9 +190,25 @@ def _assemble(inputs: TrainingInputs, found: JobSearchResult, best: TrainingCand
         model_flops_utilization=rates.model_flops_utilization if rates else 0.0,
         days=run.days,
         run=run,
+        intervals=ranges,
         checkpoint=saved,
-        reasons=explain(inputs.spec, inputs.hardware, inputs.recipe, found, best, saved),
+        reasons=(
+            *warnings(inputs.hardware, best, run.days_with_failures, ranges.total_bytes.high, ranges.known),
+            *explain(inputs.spec, inputs.hardware, inputs.recipe, found, best, saved),
+        ),
         alternatives=_alternatives(found, best),
+    )
+
+
+def _intervals(inputs: TrainingInputs, best: TrainingCandidate, rates: Rates | None, run: RunTotals) -> TrainingIntervals:
+    found = intervals_of(inputs.spec, best.job, inputs.hardware.devices[0])
+    slower = found.speed.inverse
+    return TrainingIntervals(
+        tokens_per_second=found.speed.times(rates.tokens_per_second) if rates else None,
+        step_seconds=slower.times(best.step.step_seconds) if best.step else None,
+        days=slower.times(run.days_with_failures) if best.step else None,
+        total_bytes=found.memory.times(best.memory.total),
+        known=found.known,
     )
 
 
@@ -206,6 +246,8 @@ def _tokens(recipe: Recipe, job: TrainingJob, counted: ParameterCount) -> int:
     """schedule.steps takes precedence over data.tokens, as in the trainer."""
     if recipe.schedule.steps is not None:
         return recipe.schedule.steps * job.tokens_per_step
+    if is_tuning(recipe):
+        return recipe.data.tokens or TUNING_TOKENS
     return recipe.data.tokens or CHINCHILLA_TOKENS_PER_PARAMETER * counted.total
 
 
@@ -213,6 +255,7 @@ def _rates(inputs: TrainingInputs, job: TrainingJob, step_seconds: float) -> Rat
     if not step_seconds:
         return None
     flops = flops_per_token(inputs.spec, inputs.rules, job.sequence_tokens, recompute=job.recompute, next_token=job.next_token)
+    flops = adapter_flops(flops) if job.lora.rank is not None else flops
     peak = peak_flops(inputs.hardware.devices[0], job.compute)
     return rates_of(flops, job.tokens_per_step, step_seconds, job.groups.world, peak)
 
@@ -255,7 +298,7 @@ def _alternatives(found: JobSearchResult, best: TrainingCandidate) -> tuple[Trai
                 recompute=other.job.recompute,
                 step_seconds=other.step.step_seconds,
                 total_bytes=round(other.memory.total),
-                why_not=f"{slower:.1%} slower",
+                why_not=f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster, but it fills the memory",
             )
         )
         if len(made) == 2:

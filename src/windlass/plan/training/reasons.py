@@ -9,7 +9,7 @@ from windlass.core.model import ModelSpec
 from windlass.core.plan import Reason
 from windlass.core.recipe.recipe import Recipe
 from windlass.plan.training.checkpoint import CheckpointPlan
-from windlass.plan.training.search import JobSearchResult, TrainingCandidate
+from windlass.plan.training.search import JobSearchResult, TrainingCandidate, is_tuning
 from windlass.units import format_bytes, format_count, format_seconds
 
 DEGREES = ("tp", "cp", "pp", "ep")
@@ -20,11 +20,53 @@ def explain(
 ) -> tuple[Reason, ...]:
     return (
         *_degrees(spec, recipe, best),
-        *_lengths(spec, found, best),
+        *_lengths(spec, recipe, found, best),
         *_choices(recipe, found, best),
         *_step(best),
         _saving(hardware, saved),
     )
+
+
+LONGEST_DAYS = 365.0
+"""Longer runs are called absurd: the devices are outdated before they end."""
+LEAST_MARGIN = 0.02
+
+
+def warnings(hardware: Hardware, best: TrainingCandidate, days: float, high_bytes: float, known: bool) -> Iterator[Reason]:
+    """What a reader must not miss."""
+    if best.step is None:
+        return
+    if days > LONGEST_DAYS:
+        more = f"about {_round_up(days / 90):,} times the devices would take three months"
+        yield Reason(
+            choice="warning",
+            value="not a run to start",
+            why=f"it would take {days / 365:,.1f} years; {more}, or train on fewer tokens",
+        )
+    capacity = hardware.devices[0].memory_bytes
+    margin = 1 - best.memory.total / capacity
+    if margin < LEAST_MARGIN:
+        yield Reason(
+            choice="warning",
+            value="memory",
+            why=f"only {margin:.1%} is free: the run may not fit; use a smaller micro-batch or more devices",
+        )
+    elif high_bytes > capacity:
+        most, room = format_bytes(round(high_bytes)), format_bytes(capacity)
+        why = f"runs of this class have taken up to {most} where this was predicted, and a device has {room}"
+        yield Reason(choice="note", value="memory", why=why)
+    if not known:
+        yield Reason(
+            choice="note",
+            value="speed",
+            why=f"no published run on devices like {hardware.devices[0].name} was compared: the interval is a guess",
+        )
+
+
+def _round_up(number: float) -> int:
+    """To one digit: 7, 20, 300."""
+    digits = max(len(str(int(number))) - 1, 0)
+    return -(-int(number + 1) // 10**digits) * 10**digits
 
 
 def _degrees(spec: ModelSpec, recipe: Recipe, best: TrainingCandidate) -> Iterator[Reason]:
@@ -48,8 +90,8 @@ def _degrees(spec: ModelSpec, recipe: Recipe, best: TrainingCandidate) -> Iterat
         )
 
 
-def _lengths(spec: ModelSpec, found: JobSearchResult, best: TrainingCandidate) -> Iterator[Reason]:
-    job = best.job
+def _lengths(spec: ModelSpec, recipe: Recipe, found: JobSearchResult, best: TrainingCandidate) -> Iterator[Reason]:
+    job, tuning = best.job, is_tuning(recipe)
     if job.sequence_tokens > spec.context_tokens:
         why = f"longer than the model's {spec.context_tokens:,}, as data.allow_longer_context allows: the context is extended"
         yield Reason(choice="sequence", value=f"{job.sequence_tokens:,}", why=why)
@@ -57,7 +99,7 @@ def _lengths(spec: ModelSpec, found: JobSearchResult, best: TrainingCandidate) -
     origin = {
         "pinned": "pinned",
         "nearest": f"the nearest to {wanted} that is divisible",
-        "default": f"the default for this model on {_devices(job.groups.world)}; set with --batch",
+        "default": f"the default for {'this model' if not tuning else 'adapters and tuning'} on {_devices(job.groups.world)}; set with --batch",
     }[found.batch.how]
     bubble = f"; {_bubble(best)}" if best.step else ""
     yield Reason(choice="batch", value=f"{job.global_batch:,}", why=f"sequences = {size} tokens, {origin}{bubble}")
@@ -87,6 +129,7 @@ def _choices(recipe: Recipe, found: JobSearchResult, best: TrainingCandidate) ->
     yield Reason(choice="zero", value=str(job.zero), why=f"pinned; {states}" if recipe.parallel.zero is not None else states)
     kept = f"activations take {format_bytes(held.activations)} per device"
     yield Reason(choice="recompute", value=job.recompute, why=f"pinned; {kept}" if recipe.memory.recompute else kept)
+    yield Reason(choice="framework", value=f"{job.framework}{', compiled' if job.compile else ''}", why=_framework(recipe, best))
     if job.offload != "none":
         away = f"pinned; {format_bytes(held.states.host)} per device in host memory"
         yield Reason(choice="offload", value=job.offload, why=away)
@@ -95,6 +138,13 @@ def _choices(recipe: Recipe, found: JobSearchResult, best: TrainingCandidate) ->
         value=f"{len(found.fitting)} of {found.num_tried}",
         why="valid configurations fit in memory; the fastest is chosen",
     )
+
+
+def _framework(recipe: Recipe, best: TrainingCandidate) -> str:
+    job = best.job
+    chosen = "pinned" if recipe.assume.framework != "auto" else "set with --framework"
+    loss = {"whole": "logits are kept whole", "fused": "a fused loss", "chunked": "the loss is computed in chunks"}[job.loss]
+    return f"its efficiency is assumed ({chosen}); {loss}"
 
 
 def _step(best: TrainingCandidate) -> Iterator[Reason]:

@@ -14,6 +14,7 @@ from windlass.core.hardware.spec import Hardware, Node
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
+from windlass.plan.training.frameworks import loss_of
 from windlass.plan.training.memory.states import parameter_bytes
 from windlass.plan.training.search import DEFAULT_SEQUENCE_TOKENS, something_fits
 from windlass.units import format_context
@@ -49,7 +50,9 @@ Option = tuple[str, RemedyCase]
 
 def remedies(case: RemedyCase) -> tuple[str, ...]:
     """Unpinned values were searched already, so only pins are relaxed; then states are offloaded, or devices added."""
-    kinds = (_recompute, _micro_batch, _virtual_stages, _zero, _flash, _no_pins, _offload, _sequence, _devices)
+    kinds = (
+        _recompute, _micro_batch, _virtual_stages, _zero, _flash, _no_pins, _loss, _base, _offload, _adapters, _sequence, _devices,
+    )  # fmt: skip
     working = (next((text for text, changed in kind(case) if changed.fits), None) for kind in kinds)
     return tuple(text for text in working if text)
 
@@ -101,6 +104,28 @@ def _value(case: RemedyCase, section: str, name: str) -> object:
     return getattr(getattr(case.recipe, section), name)
 
 
+def _loss(case: RemedyCase) -> Iterator[Option]:
+    """The logits of a large vocabulary, whole, can be what is too much."""
+    if loss_of(case.recipe) == "whole":
+        yield 'assume.loss = "chunked" (as `windlass train` computes it)', case.changed("assume", loss="chunked")
+
+
+def _base(case: RemedyCase) -> Iterator[Option]:
+    """Frozen weights in fewer bits (QLoRA, arXiv 2305.14314)."""
+    if case.recipe.lora.rank is None:
+        return
+    for base in ("int8", "int4")[("bf16", "int8", "int4").index(case.recipe.lora.base) :]:
+        yield f'lora.base = "{base}"', case.changed("lora", base=base)
+
+
+def _adapters(case: RemedyCase) -> Iterator[Option]:
+    """Where the weights are given, adapters train on what holds them once."""
+    if case.recipe.lora.rank is None and case.recipe.model.start == "weights":
+        for base in ("bf16", "int8", "int4"):
+            stored = "" if base == "bf16" else f' and lora.base = "{base}"'
+            yield f"lora.rank = 16{stored} (adapters on frozen weights)", case.changed("lora", rank=16, base=base)
+
+
 def _offload(case: RemedyCase) -> Iterator[Option]:
     if case.recipe.memory.offload == "none" and case.hardware.devices[0].kind != "cpu":
         free = case.changed("memory", offload="cpu")
@@ -119,9 +144,7 @@ def _sequence(case: RemedyCase) -> Iterator[Option]:
 def _devices(case: RemedyCase) -> Iterator[Option]:
     """More of the same devices, in powers of two: with the pins, then without them, since they were for the old count. Counts that
     cannot hold the model states once are skipped; of the rest the first few are tried."""
-    precision = case.recipe.precision
-    each = parameter_bytes(precision.compute, precision.gradients, case.recipe.optimizer.name).total
-    states = each * count_parameters(case.spec, case.rules).total
+    states = _least_bytes_each(case) * count_parameters(case.spec, case.rules).total
     capacity = case.hardware.devices[0].memory_bytes
     needed = states / (capacity * case.hardware.num_devices) if case.recipe.memory.offload == "none" else 1.0
     counts = [2**power for power in range(1, 13) if 2**power >= needed][:MOST_TRIES]
@@ -131,6 +154,14 @@ def _devices(case: RemedyCase) -> Iterator[Option]:
         yield text, grown
         for without, free in _no_pins(grown):
             yield f"{text}, and {without}", free
+
+
+def _least_bytes_each(case: RemedyCase) -> float:
+    """Per parameter, over all devices: frozen weights as they are stored, or all model states."""
+    recipe, precision = case.recipe, case.recipe.precision
+    if recipe.lora.rank is not None:
+        return {"bf16": 2.0, "int8": 1.0, "int4": 0.5}[recipe.lora.base]
+    return parameter_bytes(precision.compute, precision.gradients, recipe.optimizer.name, recipe.assume.states).total
 
 
 def more_devices(hardware: Hardware, times: int) -> Hardware:

@@ -19,8 +19,17 @@ from windlass.core.recipe.sections import Recompute
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.plan.inference.feasible import divisors
-from windlass.plan.training.batch import BatchChoice, choose_batch, default_tokens
-from windlass.plan.training.feasible import check_hardware, check_sequence, why_not, why_not_ep, why_not_job, why_not_tp
+from windlass.plan.training.batch import BatchChoice, choose_batch, default_tokens, tuning_tokens
+from windlass.plan.training.feasible import (
+    check_hardware,
+    check_precision,
+    check_sequence,
+    why_not,
+    why_not_ep,
+    why_not_job,
+    why_not_tp,
+)
+from windlass.plan.training.frameworks import efficiency, framework_of, loss_of
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import DeviceBytes, Footprints
 from windlass.plan.training.time.candidates import Evaluator
@@ -67,7 +76,7 @@ def search_jobs(
 ) -> JobSearchResult:
     """`footprints`: reused from a search with the same model and recipe on another device."""
     space = _space(spec, rules, hardware, recipe)
-    evaluator = Evaluator(footprints or Footprints(spec, rules), hardware, recipe.precision.compute)
+    evaluator = _evaluator(spec, rules, hardware, recipe, footprints)
     fitting, nearest, tried = list[TrainingCandidate](), list[TrainingCandidate](), 0
     for ladder in _ladders(space, breadth):
         for job in ladder:
@@ -86,6 +95,13 @@ def search_jobs(
     return JobSearchResult(fitting=tuple(fitting), nearest=nearest[0], num_tried=tried, batch=space.batch)
 
 
+def _evaluator(
+    spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe, footprints: Footprints | None
+) -> Evaluator:
+    how = efficiency(framework_of(recipe), recipe.run.compile)
+    return Evaluator(footprints or Footprints(spec, rules), hardware, recipe.precision.compute, how)
+
+
 def something_fits(
     spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe, footprints: Footprints | None = None
 ) -> bool:
@@ -94,7 +110,7 @@ def something_fits(
         space = _space(spec, rules, hardware, recipe)
     except Impossible:
         return False
-    evaluator = Evaluator(footprints or Footprints(spec, rules), hardware, recipe.precision.compute)
+    evaluator = _evaluator(spec, rules, hardware, recipe, footprints)
     return any(evaluator.fits(job) for ladder in _ladders(space, "lean") for job in ladder)
 
 
@@ -112,15 +128,22 @@ class SearchSpace(Frozen):
 
 def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe) -> SearchSpace:
     check_hardware(hardware, recipe.memory.offload)
+    check_precision(hardware, recipe.precision.compute)
     sequence = recipe.data.sequence_length or min(DEFAULT_SEQUENCE_TOKENS, spec.context_tokens)
     check_sequence(spec, sequence, recipe.data)
     world = hardware.num_devices
     groups = tuple(_groups(spec, hardware, recipe, sequence))
     parts = {(recipe.batch.micro_batch or 1) * made.dp for made in groups}
-    default = default_tokens(count_parameters(spec, rules).total, world, sequence)
+    total = count_parameters(spec, rules).total
+    default = tuning_tokens(world, sequence) if is_tuning(recipe) else default_tokens(total, world, sequence)
     batch = choose_batch(recipe.batch, default, sequence, parts)
     basis = job_basis(recipe, sequence, batch.sequences)
     return SearchSpace(spec=spec, recipe=recipe, basis=basis, groups=groups, batch=batch, num_devices=world)
+
+
+def is_tuning(recipe: Recipe) -> bool:
+    """Adapters, or training that starts from given weights."""
+    return recipe.lora.rank is not None or recipe.model.start == "weights"
 
 
 def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> TrainingJob:
@@ -140,6 +163,12 @@ def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Traini
         accumulates_apart=recipe.run.engine == "torch",
         next_token=recipe.model.mtp,
         lora=recipe.lora,
+        framework=framework_of(recipe),
+        compile=recipe.run.compile,
+        loss=loss_of(recipe),
+        states=recipe.assume.states,
+        kept_products=recipe.assume.kept_products,
+        shards=recipe.parallel.fsdp if (recipe.parallel.fsdp or 1) > 1 else None,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
 from windlass.core.model import Activation, Alibi, Attention, Dense, Layer, ModelSpec, MoE, Norm, Router, Scoring
+from windlass.plan.training.frameworks import efficiency
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.time.layer import KernelSeconds, device_rates, kernels
 from windlass.plan.training.work.feed_forward import feed_forward_operations
@@ -27,7 +28,7 @@ ROUTED = {
     "64 top 8": ((2048, 1024, 64, 8, 8192), (2.20, 6.69)),
     "128 top 8": ((4096, 1408, 128, 8, 8192), (5.55, 18.94)),
 }
-H200 = device_rates(parse_hardware("1xH200"), "bf16")
+H200 = device_rates(parse_hardware("1xH200"), "bf16", efficiency("kernels", False))
 
 
 def job(batch: int, length: int) -> TrainingJob:

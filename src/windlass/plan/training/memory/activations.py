@@ -13,20 +13,33 @@ from windlass.core.model import Layer, ModelSpec
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.work.attention import BF16
 from windlass.plan.training.work.layers import layer_operations
-from windlass.plan.training.work.operation import Operation
+from windlass.plan.training.work.operation import Operation, OperationKind, by_operation
 
 
 def saved_bytes(operations: Iterable[Operation], job: TrainingJob) -> float:
     """For one layer and one micro-batch."""
+    if by_operation(job):
+        return kept_outputs(operations, job.kept_products)
     if job.recompute == "none":
         return sum(operation.saved_bytes for operation in operations)
     return sum(operation.saved_bytes for operation in operations if not operation.core)
 
 
+def kept_outputs(operations: Iterable[Operation], share: float) -> float:
+    """Recomputation per operation keeps a share of the products' outputs, and attention's."""
+    products = attention = 0.0
+    for operation in operations:
+        if operation.kind is OperationKind.MATMUL:
+            products += operation.output_bytes
+        attention += operation.output_bytes if operation.kind is OperationKind.FLASH else 0.0
+    return share * products + attention
+
+
 def layer_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
     if job.recompute == "full":
         return BF16 * job.outside_tokens * spec.hidden_size  # the layer's input
-    return saved_bytes(layer_operations(spec, layer, job), job)
+    first = BF16 * job.outside_tokens * spec.hidden_size if by_operation(job) else 0.0  # the layer's input
+    return first + saved_bytes(layer_operations(spec, layer, job), job)
 
 
 def recomputed_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
@@ -34,7 +47,8 @@ def recomputed_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
     if job.recompute == "none":
         return 0.0
     operations = layer_operations(spec, layer, job)
-    return sum(operation.saved_bytes for operation in operations if job.recompute == "full" or operation.core)
+    whole = job.recompute == "full" or by_operation(job)
+    return sum(operation.saved_bytes for operation in operations if whole or operation.core)
 
 
 def in_flight(job: TrainingJob, stage_index: int) -> float:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Rule
+from windlass.plan.training.frameworks import efficiency_of
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.activations import in_flight, layer_bytes, recomputed_bytes
 from windlass.plan.training.memory.states import Elements, StateBytes, stage_elements, stage_states_of
 from windlass.plan.training.stages import Stage, layer_kinds, stages
 from windlass.plan.training.work.layers import embedding_operations, head_operations, next_token_operations
 
-OVERHEAD_BYTES = 943_000_000
+CONTEXT_BYTES = 943_000_000
 """CUDA context and libraries 551 MB, NCCL buffers 392 MB for 4 to 8 devices (ai-dynamo/aiconfigurator systems/*.yaml)."""
-
-FRAGMENTATION = 0.05
-"""Fraction of activations and states lost in the caching allocator. An assumption; no public measurement is known."""
 
 
 class DeviceBytes(Frozen):
@@ -125,7 +123,7 @@ class Footprints:
         ends = flying * kept.embedding * stage.has_embedding + kept.head * stage.has_head
         states = stage_states_of(elements, job, stage)
         activations = layers + ends + kept.working
-        overhead = OVERHEAD_BYTES + FRAGMENTATION * (states.device + activations)
+        overhead = CONTEXT_BYTES + efficiency_of(job).reserved * (states.working + activations)
         return DeviceBytes(states=states, activations=activations, overhead=overhead)
 
 

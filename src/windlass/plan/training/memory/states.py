@@ -12,7 +12,7 @@ import msgspec
 
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import WHOLE
-from windlass.core.recipe.sections import Compute, GradientType, LoraSection, OptimizerName
+from windlass.core.recipe.sections import Compute, GradientType, LoraSection, OptimizerName, StateType
 from windlass.core.rule import AxisName, ModelPart, Role, Rule
 from windlass.core.scheme import scheme
 from windlass.plan.training.job import TrainingJob
@@ -35,15 +35,32 @@ class ParameterBytes(Frozen):
         return self.weights + self.gradients + self.optimizer
 
 
+STATE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0}
+
+
 def parameter_bytes(
-    compute: Compute = "bf16", gradients: GradientType = "fp32", optimizer: OptimizerName = "adamw"
+    compute: Compute = "bf16",
+    gradients: GradientType = "fp32",
+    optimizer: OptimizerName = "adamw",
+    states: StateType = "fp32",
 ) -> ParameterBytes:
-    """Megatron-LM docs/user-guide/features/dist_optimizer.md: fp16/fp16 2+2+16, bf16/fp32 2+4+12, fp32/fp32 4+4+8."""
+    """Megatron-LM docs/user-guide/features/dist_optimizer.md: fp16/fp16 2+2+16, bf16/fp32 2+4+12, fp32/fp32 4+4+8. States in fewer bits
+    have neither fp32 weights nor fp32 copies of gradients: 2+2+4 in bf16, 2+2+2 in 8 bits (bitsandbytes, torchao)."""
     weights = 4.0 if compute == "fp32" else 2.0
     held = 4.0 if gradients == "fp32" else 2.0
     master = 0.0 if compute == "fp32" else 4.0
-    copied = 4.0 if held < 4 else 0.0
+    copied = 4.0 if gradients == "fp16" else 0.0  # bf16 gradients are added to fp32 weights as they are
+    if states != "fp32":
+        return ParameterBytes(weights=weights, gradients=held, optimizer=STATE_BYTES[states] * MOMENTS[optimizer])
     return ParameterBytes(weights=weights, gradients=held, optimizer=master + copied + 4.0 * MOMENTS[optimizer])
+
+
+def job_bytes(job: TrainingJob) -> ParameterBytes:
+    """FSDP keeps its shards in fp32 and gathers 16-bit copies, so that there are no 16-bit weights beside them: 4 + 4 + 8."""
+    each = parameter_bytes(job.compute, job.gradients, job.optimizer, job.states)
+    if job.framework != "pytorch" or job.zero != 3 or job.states != "fp32" or job.compute == "fp32" or job.offload != "none":
+        return each
+    return ParameterBytes(weights=4.0, gradients=each.gradients, optimizer=each.optimizer - 4.0)
 
 
 def spread_bytes(each: ParameterBytes, zero: int, ranks: int) -> ParameterBytes:
@@ -63,7 +80,12 @@ class Elements(Frozen):
     matrices: float
     """The part of `dense` and `experts` that is layer matrices: what papers' formulas count (12 h^2 L)."""
     frozen_bytes: float = 0.0
-    """Of frozen weights with LoRA. Every rank holds all of its stage's."""
+    """Of frozen dense weights with LoRA, before ZeRO-3."""
+    frozen_expert_bytes: float = 0.0
+    ends: float = 0.0
+    """The embedding's and the head's part of all weights, trained or frozen: FSDP gathers them as a unit of their own."""
+    layers: float = 0.0
+    """All weights of the stage's layers, trained or frozen."""
 
     @property
     def total(self) -> float:
@@ -71,14 +93,21 @@ class Elements(Frozen):
 
 
 def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: TrainingJob, stage: Stage) -> Elements:
-    dense = experts = matrices = frozen_bytes = 0.0
+    dense = experts = matrices = frozen = frozen_experts = ends = layers = 0.0
     for rule in rules:
         held = _held(spec, rule, stage, job)
         if not held:
             continue
         elements = held * _local_elements(rule, job)
+        if rule.layers is None:
+            ends += elements
+        else:
+            layers += elements
         if job.lora.rank is not None:
-            frozen_bytes += elements * _frozen_bytes(rule, job.lora)
+            frozen_bytes = elements * _frozen_bytes(rule, job.lora)
+            frozen, frozen_experts = (
+                (frozen, frozen_experts + frozen_bytes) if rule.num_experts else (frozen + frozen_bytes, frozen_experts)
+            )
             elements *= adapter_elements(rule, job.lora) / rule.elements
         if rule.num_experts:
             experts += elements
@@ -86,7 +115,15 @@ def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: TrainingJob, s
             dense += elements
         if rule.role is Role.MATRIX:
             matrices += elements
-    return Elements(dense=dense, experts=experts, matrices=matrices, frozen_bytes=frozen_bytes)
+    return Elements(
+        dense=dense,
+        experts=experts,
+        matrices=matrices,
+        frozen_bytes=frozen,
+        frozen_expert_bytes=frozen_experts,
+        ends=ends,
+        layers=layers,
+    )
 
 
 def adapter_elements(rule: Rule, lora: LoraSection) -> int:
@@ -160,22 +197,46 @@ def stage_states_of(elements: Elements, job: TrainingJob, stage: Stage) -> State
 
 
 def states_of(elements: Elements, job: TrainingJob, copies: int = 1) -> StateBytes:
-    groups = job.groups
-    each = parameter_bytes(job.compute, job.gradients, job.optimizer)
-    dense = spread_bytes(each, job.zero, groups.dp * groups.cp)
-    expert = spread_bytes(each, job.zero, groups.expert_dp)
+    each = job_bytes(job)
+    dense = spread_bytes(each, job.zero, job.dense_shards)
+    expert = spread_bytes(each, job.zero, job.expert_shards)
     weights = copies * (elements.dense * dense.weights + elements.experts * expert.weights)
     gradients = elements.dense * dense.gradients + elements.experts * expert.gradients
     optimizer = elements.dense * dense.optimizer + elements.experts * expert.optimizer
     learning = _offloaded(StateBytes(weights=weights, gradients=gradients, optimizer=optimizer), job)
-    return msgspec.structs.replace(learning, weights=learning.weights + elements.frozen_bytes)
+    return msgspec.structs.replace(learning, weights=learning.weights + _frozen(elements, job))
+
+
+def _frozen(elements: Elements, job: TrainingJob) -> float:
+    """Frozen weights are sharded like trained ones: only ZeRO-3 spreads them."""
+    if job.zero < 3:
+        return elements.frozen_bytes + elements.frozen_expert_bytes
+    return elements.frozen_bytes / job.dense_shards + elements.frozen_expert_bytes / job.expert_shards
 
 
 def _gathered(states: StateBytes, elements: Elements, job: TrainingJob, stage: Stage) -> StateBytes:
     """One layer is gathered while it is used: under ZeRO-3 its weights and their gradient in 16 bits, 4 bytes per parameter
-    (DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`), under ZeRO-2 its gradient. Uses the mean layer of the stage."""
-    each = 4.0 if job.zero == 3 else parameter_bytes(job.compute, job.gradients, job.optimizer).gradients
-    return msgspec.structs.replace(states, working=each * elements.total / max(stage.num_layers, 1))
+    (DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`), under ZeRO-2 its gradient. Uses the mean layer of the stage.
+
+    FSDP2 gathers the next layer meanwhile, and keeps embedding and head gathered: they are the root unit."""
+    trains = job.lora.rank is None
+    if job.zero < 3:
+        each = parameter_bytes(job.compute, job.gradients, job.optimizer).gradients
+        return msgspec.structs.replace(states, working=each * elements.total / max(stage.num_layers, 1))
+    weights = gathered_weight_bytes(job)
+    layer = elements.layers / max(stage.num_layers, 1)
+    ends = weights * elements.ends if job.framework == "pytorch" else 0.0
+    units = 2.0 if job.framework == "pytorch" else 1.0
+    if job.framework != "pytorch":
+        layer += elements.ends / max(stage.num_layers, 1)
+    return msgspec.structs.replace(states, working=(units * weights + 2.0 * trains) * layer + ends)
+
+
+def gathered_weight_bytes(job: TrainingJob) -> float:
+    """Weights are gathered in 16 bits; frozen quantized ones as they are stored."""
+    if job.lora.rank is not None and job.lora.base != "bf16":
+        return 1.1 if job.lora.base == "int8" else 0.6
+    return 4.0 if job.compute == "fp32" else 2.0
 
 
 HOST_BUFFER = 1.5
@@ -204,5 +265,5 @@ def _offloaded(states: StateBytes, job: TrainingJob) -> StateBytes:
 def _optimizer_on_host(states: StateBytes, job: TrainingJob) -> StateBytes:
     """Megatron-Core (optimizer/cpu_offloading/hybrid_optimizer.py, everything offloaded): fp32 weights, moments and a pinned fp32
     copy of the gradients a rank owns are on the host; weights and the gradient buffer stay."""
-    each = parameter_bytes(job.compute, job.gradients, job.optimizer).optimizer
+    each = job_bytes(job).optimizer
     return msgspec.structs.replace(states, optimizer=0.0, host=states.optimizer * (each + 4.0) / each)

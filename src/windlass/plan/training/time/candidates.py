@@ -5,6 +5,7 @@ from __future__ import annotations
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Rule
+from windlass.plan.training.frameworks import Efficiency, efficiency_of
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import Contents, DeviceBytes, Footprints, LayerKey, layer_key
 from windlass.plan.training.time.layer import DeviceRates, LayerCost, device_rates, ends_cost, layer_cost
@@ -23,9 +24,9 @@ class LayerCosts(Frozen):
 class Evaluator:
     """Caches of one search. Footprints are device-independent, so that searches on several devices can share them."""
 
-    def __init__(self, footprints: Footprints, hardware: Hardware, compute: str) -> None:
+    def __init__(self, footprints: Footprints, hardware: Hardware, compute: str, how: Efficiency | None = None) -> None:
         self.footprints, self.hardware = footprints, hardware
-        self.rates: DeviceRates = device_rates(hardware, compute)
+        self.rates: DeviceRates = device_rates(hardware, compute, how)
         self.capacity_bytes = hardware.nodes[0].devices[0].memory_bytes
         self._costs: dict[LayerKey, LayerCosts] = {}
         self._stage_costs: dict[tuple[LayerKey, int], StageCosts] = {}
@@ -80,4 +81,4 @@ def _sum_stage(each: LayerCosts, contents: Contents) -> LayerCost:
 
 def predict_step(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, job: TrainingJob) -> TrainingStepTime:
     """Of one job."""
-    return Evaluator(Footprints(spec, rules), hardware, job.compute).step(job)
+    return Evaluator(Footprints(spec, rules), hardware, job.compute, efficiency_of(job)).step(job)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Attention, Frozen, LatentAttention, Layer, ModelSpec, MoE
+from windlass.plan.training.frameworks import Efficiency, efficiency
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.time.collectives import Links, group_of, links_of, remote_copies
 from windlass.plan.training.work.attention import BF16
@@ -20,18 +21,7 @@ from windlass.plan.training.work.layers import (
     layer_operations,
     next_token_operations,
 )
-from windlass.plan.training.work.operation import KernelWork, Operation, OperationKind
-
-TRAINING_FRACTION = {"bf16": 0.84, "fp8": 0.87}
-"""Products at training shapes, run for long, over the best a search over shapes finds (the catalog's measured rate). On an H200, 18
-shapes of four models: bf16 630 to 713, mean 673 TFLOP/s for forward and both gradients, where the best is 804; fp8 1106 to 1357,
-mean 1266, where the best is 1453. The rest is clocks that power lowers and shapes that do not fill the chip
-(bench/kernels/training_kernels.py, torch 2.11, CUDA 13, 2026-11). Other devices are taken to lose the same share."""
-
-FLASH_FORWARD_FRACTION, FLASH_BACKWARD_FRACTION = 0.55, 0.48
-"""Causal flash attention over the 16-bit peak, head size 128, 2k to 32k tokens: cuDNN's kernels on an H200 reach 497 to 596 TFLOP/s
-forward (mean 549 of 989) and 396 to 540 backward (mean 475) (same script). FlashAttention-2 on an A100 reaches 50 to 73 %
-(arXiv 2307.08691, 4.1), on a Hopper chip only a third (same script; arXiv 2407.08608)."""
+from windlass.plan.training.work.operation import KernelWork, Operation, OperationKind, by_operation
 
 KERNEL_SECONDS = 3e-6
 """Added to every kernel (ai-dynamo/aiconfigurator systems/*.yaml)."""
@@ -45,24 +35,37 @@ class DeviceRates(Frozen):
     flash_forward_rate: float
     flash_backward_rate: float
     bandwidth: float
+    small_bandwidth: float
+    """Of memory-bound kernels, less where they are not fused: the same tensors pass more often."""
     links: Links
     devices_per_node: int
+    ring: float = 1.0
+    exposed: float = 0.0
+    host_seconds: float = 0.0
 
     def seconds(self, work: KernelWork, rate: float) -> float:
-        return max(work.flops / rate, work.moved_bytes / self.bandwidth) + KERNEL_SECONDS
+        return (
+            max(work.flops / rate, work.moved_bytes / (self.bandwidth if work.flops else self.small_bandwidth)) + KERNEL_SECONDS
+        )
 
 
-def device_rates(hardware: Hardware, compute: str) -> DeviceRates:
-    device = hardware.devices[0]
+def device_rates(hardware: Hardware, compute: str, how: Efficiency | None = None) -> DeviceRates:
+    """`how`: None for Megatron's."""
+    device, how = hardware.devices[0], how or efficiency("megatron", False)
+    ahead, back = how.of_flash(device)
     kind = "fp8" if compute == "fp8" else "bf16"
     slower = 2 if compute == "fp32" else 1  # TF32 tensor cores run at half the 16-bit rate (A100 and H100 data sheets)
     peak = device.flops["bf16"] / slower
     return DeviceRates(
-        matmul_rate=device.matmul_flops(kind) * TRAINING_FRACTION[kind] / slower,
-        product_rate=device.matmul_flops("bf16") * TRAINING_FRACTION["bf16"] / slower,
-        flash_forward_rate=peak * FLASH_FORWARD_FRACTION,
-        flash_backward_rate=peak * FLASH_BACKWARD_FRACTION,
+        ring=how.ring,
+        exposed=how.exposed,
+        host_seconds=how.host_seconds,
+        matmul_rate=device.matmul_flops(kind) * how.of_products(device, kind) / slower,
+        product_rate=device.matmul_flops("bf16") * how.of_products(device, "bf16") / slower,
+        flash_forward_rate=peak * ahead,
+        flash_backward_rate=peak * back,
         bandwidth=device.measured_bandwidth,
+        small_bandwidth=device.measured_bandwidth / how.passes,
         links=links_of(hardware),
         devices_per_node=hardware.devices_per_node,
     )
@@ -106,19 +109,26 @@ class KernelSeconds(Frozen):
 def kernels(operations: Iterable[Operation], job: TrainingJob, rates: DeviceRates, *, repeats: bool = True) -> KernelSeconds:
     """`repeats`: recomputation applies to these (it never does to the head)."""
     sums = dict.fromkeys(KernelSeconds.__struct_fields__, 0.0)
+    started = dict.fromkeys(("forward", "backward", "again"), 0.0)
     for operation in operations:
         where = "memory" if operation.kind is OperationKind.MEMORY else "compute"
-        ahead = sum(rates.seconds(work, _rate(operation, rates, True)) for work in operation.forward)
+        ahead = sum(rates.seconds(work, _rate(operation, job, rates, True)) for work in operation.forward)
         going_back = operation.backward[:1] if _is_frozen(operation, job) else operation.backward
-        back = [rates.seconds(work, _rate(operation, rates, False)) for work in going_back]
+        back = [rates.seconds(work, _rate(operation, job, rates, False)) for work in going_back]
         sums[f"forward_{where}"] += ahead
         sums[f"backward_{where}"] += sum(back)
-        if repeats and _again(operation, job):
-            sums[f"again_{where}"] += ahead
+        started["forward"] += len(operation.forward)
+        started["backward"] += len(back)
+        started["again"] += len(operation.forward) * (_again(operation, job) if repeats else 0.0)
+        if repeats:
+            sums[f"again_{where}"] += ahead * _again(operation, job)
         if operation.kind is OperationKind.MATMUL:
             sums["weight"] += back[-1]
         if operation.core or operation.kind in (OperationKind.FLASH, OperationKind.PRODUCT):
             sums["core"] += ahead
+    for phase, count in started.items():
+        busy = sums[f"{phase}_compute"] + sums[f"{phase}_memory"]
+        sums[f"{phase}_memory"] += max(0.0, count * rates.host_seconds - busy)  # the device waits for the host
     return KernelSeconds(**sums)
 
 
@@ -127,16 +137,19 @@ def _is_frozen(operation: Operation, job: TrainingJob) -> bool:
     return job.lora.rank is not None and operation.kind is OperationKind.MATMUL
 
 
-def _rate(operation: Operation, rates: DeviceRates, forward: bool) -> float:
+def _rate(operation: Operation, job: TrainingJob, rates: DeviceRates, forward: bool) -> float:
     if operation.kind is OperationKind.FLASH:
-        return rates.flash_forward_rate if forward else rates.flash_backward_rate
+        return (rates.flash_forward_rate if forward else rates.flash_backward_rate) / (rates.ring if job.groups.cp > 1 else 1.0)
     return rates.product_rate if operation.kind is OperationKind.PRODUCT else rates.matmul_rate
 
 
-def _again(operation: Operation, job: TrainingJob) -> bool:
+def _again(operation: Operation, job: TrainingJob) -> float:
+    """Share of the operation that is computed again."""
+    if by_operation(job):
+        return {OperationKind.MATMUL: 1 - job.kept_products, OperationKind.MEMORY: 1.0}.get(operation.kind, 0.0)
     if job.recompute == "selective":
-        return operation.core or operation.kind is OperationKind.PRODUCT
-    return job.recompute == "full"
+        return float(operation.core or operation.kind is OperationKind.PRODUCT)
+    return float(job.recompute == "full")
 
 
 class ExposedTime(Frozen):

@@ -32,6 +32,12 @@ def flops_per_token(
     return training_flops(forward, recompute)
 
 
+def adapter_flops(flops: TrainingFlops) -> TrainingFlops:
+    """Frozen weights have no gradient of their own: a third of the model's FLOPs is not run."""
+    saved = flops.model / 3
+    return TrainingFlops(model=flops.model - saved, hardware=flops.hardware - saved)
+
+
 class Rates(Frozen):
     tokens_per_second: float
     """Of all devices."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen, ModelSpec
 from windlass.plan.training.job import TrainingJob
-from windlass.plan.training.memory.states import MOMENTS, Elements, parameter_bytes
+from windlass.plan.training.memory.states import MOMENTS, Elements, ParameterBytes, gathered_weight_bytes, job_bytes
 from windlass.plan.training.time.collectives import group_of
 from windlass.plan.training.time.layer import DeviceRates, LayerCost
 from windlass.plan.training.work.attention import BF16
+
+SHOWN_TRANSFERS = 0.25
+"""Of transfers between stages that are overlapped. Chosen, not fitted: NeMo's rows of 5 to 20 virtual stages were up to 4 % nearer with it."""
 
 
 class TrainingStepTime(Frozen):
@@ -81,7 +84,8 @@ def bubble_seconds(job: TrainingJob, costs: StageCosts) -> float:
 
 def transfer_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slowest: LayerCost) -> float:
     """Activations and their gradients between stages, once per virtual stage; each tensor-parallel rank sends its share
-    (arXiv 2104.04473, 4.1). Overlapped ones still delay the filling and draining of the pipeline, and show if the link is too slow."""
+    (arXiv 2104.04473, 4.1). Overlapped ones still delay the filling and draining of the pipeline, and show if the link is too slow; and
+    a share of them shows all the same, which is what every further virtual stage costs."""
     groups = job.groups
     if groups.pp == 1:
         return 0.0
@@ -89,7 +93,8 @@ def transfer_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slow
     once = rates.links.send(BF16 * job.micro_tokens / groups.tp * spec.hidden_size, inside)
     filling = 2 * (groups.pp - 1) * once
     each = 2 * job.virtual_stages * once
-    return filling + job.num_micro_batches * (max(0.0, each - slowest.total) if job.overlap.pp else each)
+    shown = max(SHOWN_TRANSFERS * each, each - slowest.total) if job.overlap.pp else each
+    return filling + job.num_micro_batches * shown
 
 
 def data_parallel_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slowest: LayerCost, elements: Elements) -> float:
@@ -97,22 +102,36 @@ def data_parallel_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates,
     ZeRO-3 also gathers the weights for each forward and backward (arXiv 1910.02054, 7). Overlap hides the scatter behind a backward and the
     gather behind a forward, but for one layer's share (Megatron-Bridge performance guide: first and last micro-batch)."""
     gathered, scattered = _exchanges(spec, job, rates, elements)
+    share = rates.exposed
     if job.zero == 0:
-        return _hidden(2 * scattered, slowest.backward, spec, job)
+        return _hidden(2 * scattered, slowest.backward, spec, job, share)
     if job.zero == 3:
-        each = _hidden(gathered, slowest.forward, spec, job) + _hidden(gathered + scattered, slowest.backward, spec, job)
-        return job.num_micro_batches * each
+        ahead, back = (
+            _hidden(gathered, slowest.forward, spec, job, share),
+            _hidden(gathered + scattered, slowest.backward, spec, job, share),
+        )
+        return job.num_micro_batches * (ahead + back) + _between_copies(spec, job, rates, slowest, elements)
     times = job.num_micro_batches if job.zero == 2 else 1
-    return _hidden(gathered, slowest.forward, spec, job) + times * _hidden(scattered, slowest.backward, spec, job)
+    return _hidden(gathered, slowest.forward, spec, job, share) + times * _hidden(scattered, slowest.backward, spec, job, share)
+
+
+def _between_copies(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slowest: LayerCost, elements: Elements) -> float:
+    """Hybrid sharding: copies of the shards agree on their gradients once per step, behind the last backward."""
+    copies = job.groups.dp * job.groups.cp // job.dense_shards
+    if copies == 1:
+        return 0.0
+    group = group_of(copies, job.groups.tp * job.dense_shards, rates.devices_per_node)
+    owned = job_bytes(job).gradients * owned_elements(job, elements)
+    return _hidden(rates.links.all_reduce(owned, group), slowest.backward, spec, job, rates.exposed)
 
 
 def _exchanges(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, elements: Elements) -> tuple[float, float]:
     """Seconds to all-gather all weights of a rank, and to reduce-scatter its gradients: dense ones and experts in their own groups,
     one collective per layer, so that each can start when its layer is done."""
     groups = job.groups
-    dense = group_of(groups.dp * groups.cp, groups.tp, rates.devices_per_node)
-    expert = group_of(groups.expert_dp, groups.expert_tp * groups.ep, rates.devices_per_node)
-    each = parameter_bytes(job.compute, job.gradients, job.optimizer)
+    dense = group_of(job.dense_shards, groups.tp, rates.devices_per_node)
+    expert = group_of(job.expert_shards, groups.expert_tp * groups.ep, rates.devices_per_node)
+    each = ParameterBytes(weights=gathered_weight_bytes(job), gradients=job_bytes(job).gradients, optimizer=0.0)
     links, layers = rates.links, layers_per_stage(spec, job)
     gathered = links.gather(elements.dense * each.weights, dense, layers) + links.gather(
         elements.experts * each.weights, expert, layers
@@ -122,10 +141,13 @@ def _exchanges(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, elements: 
     return gathered, scattered
 
 
-def _hidden(communication: float, computation: float, spec: ModelSpec, job: TrainingJob) -> float:
+def _hidden(communication: float, computation: float, spec: ModelSpec, job: TrainingJob, share: float) -> float:
+    """`share` of what could be hidden shows all the same: collectives take multiprocessors and bandwidth from the kernels beside them,
+    and start late."""
     if not job.overlap.dp:
         return communication
-    return max(communication / layers_per_stage(spec, job), communication - computation)
+    behind = min(communication, computation)
+    return max(communication / layers_per_stage(spec, job), communication - behind + share * behind)
 
 
 def layers_per_stage(spec: ModelSpec, job: TrainingJob) -> int:
@@ -154,7 +176,7 @@ def optimizer_seconds(spec: ModelSpec, hardware: Hardware, job: TrainingJob, rat
 def owned_elements(job: TrainingJob, elements: Elements) -> float:
     if job.zero == 0:
         return elements.total
-    return elements.dense / (job.groups.dp * job.groups.cp) + elements.experts / job.groups.expert_dp
+    return elements.dense / job.dense_shards + elements.experts / job.expert_shards
 
 
 def _orthogonalize_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, owned: float) -> float:

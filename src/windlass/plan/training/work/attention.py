@@ -9,7 +9,7 @@ from windlass.core.count import mixer_flops
 from windlass.core.model import Attention, LatentAttention, Mixer
 from windlass.errors import Impossible
 from windlass.plan.training.job import TrainingJob
-from windlass.plan.training.work.operation import KernelWork, Operation, OperationKind, casts, matmul, memory
+from windlass.plan.training.work.operation import KernelWork, Operation, OperationKind, adapted, casts, matmul, memory
 
 BF16 = 2
 CAUSAL_HALF = 0.5
@@ -41,8 +41,8 @@ def mixer_operations(mixer: Mixer, hidden: int, dropout: bool, rotary: bool, job
 
 
 def input_bytes(job: TrainingJob) -> int:
-    """A matmul keeps its input for the weight gradient; with FP8 the 8-bit copy (Transformer Engine)."""
-    return 1 if job.compute == "fp8" else 4 if job.compute == "fp32" else BF16
+    """A matmul keeps its input for the weight gradient; with FP8 the 8-bit copy (Transformer Engine), or 16 bits (torchao)."""
+    return 1 if job.compute == "fp8" and job.framework == "megatron" else 4 if job.compute == "fp32" else BF16
 
 
 def _grouped(mixer: Attention, hidden: int, job: TrainingJob) -> tuple[AttentionWidths, tuple[Operation, ...]]:
@@ -51,9 +51,12 @@ def _grouped(mixer: Attention, hidden: int, job: TrainingJob) -> tuple[Attention
     query, key = heads * mixer.head_dim, kv_heads * mixer.head_dim
     outputs = query + 2 * key
     project = matmul(
-        "qkv", tokens, hidden, outputs, compute=job.compute, saved_bytes=input_bytes(job) * job.outside_tokens * hidden
+        "qkv", tokens, hidden, outputs, compute=job.compute, saved_bytes=input_bytes(job) * job.input_tokens * hidden
     )
-    operations = (*casts("qkv", job.compute, tokens, hidden, outputs), project)
+    operations = (
+        *casts("qkv", job.compute, tokens, hidden, outputs),
+        *adapted((project,), "qkv", tokens, hidden, outputs, job, "attention"),
+    )
     if mixer.qk_norm:
         elements = tokens * (query + key)
         operations += (memory("qk norm", elements, 4, 6, saved_bytes=BF16 * elements),)
@@ -112,6 +115,7 @@ def _flash(mixer: Attention | LatentAttention, widths: AttentionWidths, inputs: 
         backward=(KernelWork(flops=FLASH_BACKWARD * flops, moved_bytes=2 * moved),),
         saved_bytes=inputs + 4 * tokens * widths.heads,
         core=False,
+        output_bytes=tokens * (BF16 * widths.output + 4 * widths.heads),
     )
 
 
@@ -129,4 +133,5 @@ def _output(widths: AttentionWidths, hidden: int, job: TrainingJob) -> tuple[Ope
     tokens = job.micro_tokens
     saved = BF16 * tokens * widths.output  # also what flash attention needs again, so never only the 8-bit copy
     project = matmul("output", tokens, widths.output, hidden, compute=job.compute, saved_bytes=saved)
-    return (*casts("output", job.compute, tokens, widths.output, hidden), project)
+    adapter = adapted((project,), "output", tokens, widths.output, hidden, job, "attention")
+    return (*casts("output", job.compute, tokens, widths.output, hidden), *adapter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from windlass.core.model import Dense, FeedForward, MoE
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.work.attention import BF16, input_bytes
-from windlass.plan.training.work.operation import KernelWork, Operation, OperationKind, casts, matmul, memory
+from windlass.plan.training.work.operation import KernelWork, Operation, OperationKind, adapted, casts, matmul, memory
 
 ROUTING_KERNELS = 30
 """An estimate, not a count: sigmoid, top-k, normalise, the passes of a radix sort, histogram, scan, scatter, gathers."""
@@ -13,7 +13,7 @@ ROUTING_KERNELS = 30
 
 def feed_forward_operations(ffn: FeedForward, hidden: int, job: TrainingJob, *, own_input: bool = True) -> tuple[Operation, ...]:
     """`own_input`: the normed input is not the mixer's as well, so it is kept here."""
-    shared_input = input_bytes(job) * job.outside_tokens * hidden if own_input else 0.0
+    shared_input = input_bytes(job) * job.input_tokens * hidden if own_input else 0.0
     if isinstance(ffn, Dense):
         width = ffn.intermediate_size / job.groups.tp
         return _two_layers("ffn", job.micro_tokens, hidden, width, ffn.gated, job, shared_input)
@@ -28,14 +28,16 @@ def _two_layers(
     activation = memory(
         f"{name} activation", rows * width, 6 if gated else 4, 10 if gated else 6, saved_bytes=BF16 * rows * first
     )
+    target = "experts" if experts else "feed_forward"
+    up = matmul(f"{name} up", rows, hidden, first, compute=job.compute, saved_bytes=input_saved, experts=experts)
+    kept = input_bytes(job) * rows * width
+    down = matmul(f"{name} down", rows, width, hidden, compute=job.compute, saved_bytes=kept, experts=experts)
     return (
         *casts(f"{name} up", job.compute, rows, hidden, first),
-        matmul(f"{name} up", rows, hidden, first, compute=job.compute, saved_bytes=input_saved, experts=experts),
+        *adapted((up,), f"{name} up", rows, hidden, first, job, target),
         activation,
         *casts(f"{name} down", job.compute, rows, width, hidden),
-        matmul(
-            f"{name} down", rows, width, hidden, compute=job.compute, saved_bytes=input_bytes(job) * rows * width, experts=experts
-        ),
+        *adapted((down,), f"{name} down", rows, width, hidden, job, target),
     )
 
 

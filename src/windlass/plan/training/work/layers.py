@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from windlass.core.model import Layer, ModelSpec, Rope, Wiring
+from windlass.core.recipe.sections import LossKind
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.work.attention import BF16, input_bytes, mixer_operations
 from windlass.plan.training.work.feed_forward import feed_forward_operations
@@ -46,8 +47,21 @@ def embedding_operations(spec: ModelSpec, job: TrainingJob) -> tuple[Operation, 
     return (memory("embedding", elements, 4 + mask, 10, saved_bytes=mask * elements),)
 
 
+LOGIT_BYTES = {"whole": 12.0, "fused": 4.0}
+"""At the peak, per logit. Whole: 16-bit logits, log-softmax and its gradient in fp32, the 16-bit gradient. Fused: fp32 probabilities in
+place (4 sbv / t, arXiv 2205.05198, 4.3)."""
+CHUNK_TOKENS = 512
+"""Tokens of a chunked loss at a time: torchtune takes an eighth of the batch, TRL 256, `windlass train` half a gigabyte of 16-bit logits."""
+
+
+def logits_bytes(logits: float, tokens: float, loss: LossKind) -> float:
+    if loss == "chunked":
+        return LOGIT_BYTES["whole"] * logits * min(CHUNK_TOKENS / tokens, 1.0)
+    return LOGIT_BYTES[loss] * logits
+
+
 def head_operations(spec: ModelSpec, job: TrainingJob) -> tuple[Operation, ...]:
-    """Final norm, logits, and a loss over them in fp32: kept once (4 sbv / t, arXiv 2205.05198, 4.3).
+    """Final norm, logits, and a loss over them.
 
     Logits are cast (2 read, 4 written), read for the maximum, exponentiated in place; the backward writes them back in 16 bits.
     """
@@ -58,7 +72,7 @@ def head_operations(spec: ModelSpec, job: TrainingJob) -> tuple[Operation, ...]:
     return (
         memory("final norm", outside * hidden, 4, 6, saved_bytes=BF16 * outside * hidden),
         matmul("head", job.micro_tokens, hidden, vocabulary, compute=compute, saved_bytes=BF16 * outside * hidden),
-        memory("loss", logits, 18, 6, saved_bytes=4 * logits),
+        memory("loss", logits, 18, 6, saved_bytes=logits_bytes(logits, job.micro_tokens, job.loss)),
     )
 
 

@@ -9,6 +9,7 @@ from enum import Enum
 
 from windlass.core.model import Frozen
 from windlass.core.recipe.sections import Compute
+from windlass.plan.training.job import TrainingJob
 
 
 class OperationKind(Enum):
@@ -37,6 +38,14 @@ class Operation(Frozen):
     """Kept from forward to backward."""
     core: bool = False
     """Part of the attention core, which selective recomputation computes again instead of keeping (arXiv 2205.05198, 5)."""
+    output_bytes: float = 0.0
+    """Of products and attention, which recomputation per operation keeps or makes again."""
+
+
+def by_operation(job: TrainingJob) -> bool:
+    """With fused attention there are no scores to compute again, so `selective` means per operation: every second product and all small
+    operations are computed again (torchtitan, per-op selective checkpointing)."""
+    return job.recompute == "selective" and job.flash_attention
 
 
 EXPERT_TILE_ROWS = 128
@@ -60,7 +69,31 @@ def matmul(
     product = KernelWork(flops=flops, moved_bytes=activations + size * parameters)
     accumulate = KernelWork(flops=flops, moved_bytes=activations + 8.0 * parameters)
     return Operation(
-        name=name, kind=OperationKind.MATMUL, forward=(product,), backward=(product, accumulate), saved_bytes=saved_bytes
+        name=name,
+        kind=OperationKind.MATMUL,
+        forward=(product,),
+        backward=(product, accumulate),
+        saved_bytes=saved_bytes,
+        output_bytes=2.0 * rows * outputs,
+    )
+
+
+def adapted(
+    operations: tuple[Operation, ...], name: str, rows: float, inputs: float, outputs: float, job: TrainingJob, target: str
+) -> tuple[Operation, ...]:
+    """The product with its adapter: two thin products and a sum, whose FLOPs are nothing and whose traffic is not. The input is read once
+    more; the adapter's output is written, read and added to the product's (going backward, the gradients of both join)."""
+    if job.lora.rank is None or target not in job.lora.targets:
+        return operations
+    thin = KernelWork(flops=0.0, moved_bytes=2.0 * rows * (inputs + job.lora.rank))
+    add = KernelWork(flops=0.0, moved_bytes=rows * 6.0 * outputs)
+    join = KernelWork(flops=0.0, moved_bytes=rows * (4.0 * inputs + 2.0 * outputs))
+    saved = 2.0 * rows * job.lora.rank
+    return (
+        *operations,
+        Operation(
+            name=f"{name} adapter", kind=OperationKind.MEMORY, forward=(thin, add), backward=(thin, thin, join), saved_bytes=saved
+        ),
     )
 
 
