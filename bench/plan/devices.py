@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from windlass.core.hardware.devices import FILES, Entry, catalog  # noqa: E402
+from windlass.core.hardware.devices import FILES, Entry, catalog
 
 
 def main() -> None:
