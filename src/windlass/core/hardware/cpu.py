@@ -28,14 +28,18 @@ def default_ram_bytes(num_cores: int) -> int:
 
 
 def default_bandwidth(num_cores: int) -> float:
-    """Estimated read bandwidth in bytes per second, replaced by `bw=` or a probe.
+    """Estimated read bandwidth in bytes per second, replaced by `channels=`, `bw=` or a probe: that of the usual memory channels, which a
+    few cores cannot use up. One core draws about 15 GB/s (measured: two threads of an EPYC read 30 GB/s)."""
+    return min(15e9 * num_cores, channel_bandwidth(usual_channels(num_cores)))
 
-    One core draws about 15 GB/s (measured: two threads of an EPYC read 30 GB/s); a desktop's two channels stop near 60;
-    a server has about 5 GB/s of specification per core (EPYC 9654: 460 GB/s for 96 cores), two sockets at most.
-    """
-    desktop = min(15e9 * num_cores, 60e9)
-    server = min(4e9 * num_cores, 800e9)
-    return max(desktop, server)
+
+USUAL_CHANNELS = ((16, 2), (32, 4), (64, 8), (128, 12))
+"""Most cores, and memory channels of such machines: desktops 2, workstations 4, servers with Xeon 8, with EPYC 12 (EPYC 9654: 96 cores)."""
+
+
+def usual_channels(num_cores: int) -> int:
+    """Two sockets beyond the largest."""
+    return next((channels for cores, channels in USUAL_CHANNELS if num_cores <= cores), 24)
 
 
 DESKTOP_TRANSFERS, SERVER_TRANSFERS = 5600, 4800
