@@ -92,6 +92,16 @@ def test_hybrid_sharding_holds_more_and_gathers_nearer(model: Model) -> None:
     assert predict_step(spec, rules, hardware, hybrid).dp < predict_step(spec, rules, hardware, full).dp
 
 
+@pytest.mark.parametrize("shards", [1, 2, 3, 8, 16, 64])
+def test_any_number_of_shards_can_be_planned(model: Model, shards: int) -> None:
+    """More than there are ranks: all of them."""
+    spec, rules = model(LLAMA_8B)
+    made = predict_step(spec, rules, parse_hardware("8xH100-80GB"), job(8, shards=shards))
+    assert made.dp > 0
+    alone = job(1, shards=shards)
+    assert predict_step(spec, rules, parse_hardware("1xH100-80GB"), alone).dp == 0
+
+
 def test_compiled_is_faster_and_frameworks_differ(model: Model) -> None:
     spec, rules = model(LLAMA_8B)
     hardware = parse_hardware("8xH100-80GB")

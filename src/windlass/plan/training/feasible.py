@@ -12,7 +12,7 @@ from windlass.plan.training.job import TrainingJob
 
 def check_precision(hardware: Hardware, compute: Compute) -> None:
     device = hardware.devices[0]
-    if compute == "fp8" and "fp8" not in device.flops:
+    if compute == "fp8" and device.kind != "cpu" and "fp8" not in device.flops:
         raise Impossible(f'{device.name} has no 8-bit floating-point units; use precision.compute = "bf16"')
 
 

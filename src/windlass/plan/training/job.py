@@ -69,7 +69,8 @@ class TrainingJob(Frozen):
     @property
     def dense_shards(self) -> int:
         """Ranks over which ZeRO spreads the states of dense tensors."""
-        return self.shards or self.groups.dp * self.groups.cp
+        ranks = self.groups.dp * self.groups.cp
+        return min(self.shards or ranks, ranks)
 
     @property
     def expert_shards(self) -> int:

@@ -15,6 +15,7 @@ from windlass.core.model import Frozen, ModelSpec
 from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.plan.training.frameworks import loss_of
+from windlass.plan.training.memory.footprint import Footprints
 from windlass.plan.training.memory.states import parameter_bytes
 from windlass.plan.training.search import DEFAULT_SEQUENCE_TOKENS, something_fits
 from windlass.units import format_context
@@ -35,14 +36,16 @@ class RemedyCase(Frozen):
     rules: tuple[Rule, ...]
     hardware: Hardware
     recipe: Recipe
+    footprints: Footprints | None = None
+    """Of this recipe, on any hardware."""
 
     @property
     def fits(self) -> bool:
-        return something_fits(self.spec, self.rules, self.hardware, self.recipe)
+        return something_fits(self.spec, self.rules, self.hardware, self.recipe, self.footprints)
 
     def changed(self, section: str, **values: Any) -> RemedyCase:
         inner = msgspec.structs.replace(getattr(self.recipe, section), **values)
-        return msgspec.structs.replace(self, recipe=msgspec.structs.replace(self.recipe, **{section: inner}))
+        return msgspec.structs.replace(self, recipe=msgspec.structs.replace(self.recipe, **{section: inner}), footprints=None)
 
 
 Option = tuple[str, RemedyCase]
@@ -50,6 +53,7 @@ Option = tuple[str, RemedyCase]
 
 def remedies(case: RemedyCase) -> tuple[str, ...]:
     """Unpinned values were searched already, so only pins are relaxed; then states are offloaded, or devices added."""
+    case = msgspec.structs.replace(case, footprints=case.footprints or Footprints(case.spec, case.rules))
     kinds = (
         _recompute, _micro_batch, _virtual_stages, _zero, _flash, _no_pins, _loss, _base, _offload, _adapters, _sequence, _devices,
     )  # fmt: skip

@@ -77,6 +77,8 @@ def search_jobs(
     """`footprints`: reused from a search with the same model and recipe on another device."""
     space = _space(spec, rules, hardware, recipe)
     evaluator = _evaluator(spec, rules, hardware, recipe, footprints)
+    if breadth == "all" and not _any_fits(evaluator, space):
+        breadth = "lean"  # more micro-batches or virtual stages take more memory: only the nearest is left to find
     fitting, nearest, tried = list[TrainingCandidate](), list[TrainingCandidate](), 0
     for ladder in _ladders(space, breadth):
         for job in ladder:
@@ -110,8 +112,13 @@ def something_fits(
         space = _space(spec, rules, hardware, recipe)
     except Impossible:
         return False
-    evaluator = _evaluator(spec, rules, hardware, recipe, footprints)
-    return any(evaluator.fits(job) for ladder in _ladders(space, "lean") for job in ladder)
+    return _any_fits(_evaluator(spec, rules, hardware, recipe, footprints), space)
+
+
+def _any_fits(evaluator: Evaluator, space: SearchSpace) -> bool:
+    """Of each ladder the jobs that recompute most, which take the least memory at their ZeRO stage."""
+    leanest = (job for ladder in _ladders(space, "lean") for job in ladder if job.recompute == ladder[-1].recompute)
+    return any(map(evaluator.fits, leanest))
 
 
 class SearchSpace(Frozen):

@@ -1,7 +1,7 @@
 """Time of one layer, the embedding and the head on one device for one micro-batch: a roofline per kernel plus collectives.
 
 Every kernel takes the longer of its FLOPs at the measured rate of large matmuls and its traffic at the measured bandwidth.
-Nothing here is fitted to a training run.
+How much of those rates a framework reaches is fitted to published runs (`plan/training/frameworks.toml`); the rest is counted.
 """
 
 from __future__ import annotations
