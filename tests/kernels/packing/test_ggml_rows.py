@@ -71,7 +71,7 @@ def test_panels_put_natively_and_by_the_reference_are_the_same_bytes(kind: str, 
     plain = dataclasses.replace(native, data=native.data.clone())
     for first, last in ((0, min(edge, rows)), (min(edge, rows), rows)):
         native.put_blocks(first, raw[first:last])
-        panels_reference.put(plain, plain.data, first, BLOCKS, ggml_rows.formed(kind, raw[first:last]), None, None)
+        panels_reference.put(plain, plain.data, first, BLOCKS, raw[first:last], None, None)
     assert torch.equal(native.data, plain.data)
     assert native.num_bytes == -(-rows // 16) * 16 * blocks * form.num_bytes
     index, numbers = torch.arange(rows).flip(0), reference(kind, raw)
