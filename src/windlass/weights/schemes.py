@@ -9,27 +9,30 @@ from math import prod
 import msgspec
 import torch
 
-from windlass.core.ggml.forms import FORMS
+from windlass.core.ggml.forms import FORMS, held_bits
 from windlass.core.scheme import GROUPS, Scheme, scheme
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import ModelTensor
 from windlass.weights.tensors.shards import RankShare, shard_of
-from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, storage_format
+from windlass.weights.tensors.storage_format import StorageFormat, storage_format
 from windlass.weights.tensors.tensor_index import TensorIndex
 from windlass.weights.tensors.validate import locate_tensors, missing_tensor
+
+LEAST_PIECES = 8
+"""Rows of fewer blocks of 256 than this are cut within blocks: a rank then holds the blocks at its edges too, and its slice as bf16."""
 
 
 def cutting_scheme(opened: OpenedModel) -> Scheme:
     """For placement: cuts on whole groups of every quantized matrix, so that all stay quantized on every rank."""
-    codes = _codes(opened)
-    if not codes:
+    forms = [(ours, form.codes) for ours, form in _forms(opened) if form.codes is not None]
+    if not forms:
         return scheme("bf16")
-    group = max(found.group or BLOCK for found in codes)
-    made = scheme(
-        "int4", group if group in GROUPS else max(GROUPS), zero_points=any(found.kind == "int4_zeros" for found in codes)
-    )
-    return msgspec.structs.replace(made, group=group) if any(found.kind in FORMS for found in codes) else made
+    groups = {codes.group or BLOCK for _, codes in forms if codes.kind not in FORMS} | {BLOCK}
+    group, zeros = max(groups), any(codes.kind == "int4_zeros" for _, codes in forms)
+    made = scheme("int4", group if group in GROUPS else max(GROUPS), zero_points=zeros)
+    rows = [ours.shape[-1] // codes.group for ours, codes in forms if codes.kind in FORMS and codes.group > BLOCK]
+    return msgspec.structs.replace(made, group=max(group, 256)) if rows and min(rows) >= LEAST_PIECES else made
 
 
 def sizing_scheme(opened: OpenedModel) -> Scheme:
@@ -49,18 +52,14 @@ def _scheme_like(form: StorageFormat) -> Scheme:
     if form.codes.kind == "fp8":
         return scheme("fp8")
     if form.codes.kind in FORMS:
-        return _scheme_of_bits(8 * FORMS[form.codes.kind].num_bytes / FORMS[form.codes.kind].elements)
+        return _scheme_of_bits(held_bits(form.name))
     group = form.codes.group if form.codes.group in GROUPS else max(GROUPS)
     return scheme("int8" if form.codes.kind == "int8" else "int4", group, zero_points=form.codes.kind == "int4_zeros")
 
 
 def _scheme_of_bits(bits: float) -> Scheme:
-    """Of at least so many bits per weight, scales included."""
-    return scheme("int4", 128 if bits <= 4.125 else 32) if bits <= 4.5 else scheme("int8", 128)
-
-
-def _codes(opened: OpenedModel) -> set[CodeFormat]:
-    return {form.codes for _, form in _forms(opened) if form.codes is not None}
+    """About as many bits per weight, scales included."""
+    return scheme("int4", 128 if bits <= 4.125 else 32) if bits <= 5 else scheme("int8", 128)
 
 
 def _forms(opened: OpenedModel) -> Iterator[tuple[ModelTensor, StorageFormat]]:

@@ -184,10 +184,10 @@ def test_every_form(form: str, makers: Any, tmp_path: Path) -> None:
 def test_blocks_of_256(kind: str, makers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cut that falls within a block: both ranks have the block."""
     gguf, maker = pytest.importorskip("gguf"), makers[1]
-    random_k_blocks, original = load(TESTS / "weights" / "load" / "test_checkpoint.py").random_k_blocks, gguf.quantize
+    random_blocks, original = load(TESTS / "weights" / "load" / "test_checkpoint.py").random_blocks, gguf.quantize
     config = maker.small_config("qwen3") | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     monkeypatch.setattr(
-        gguf, "quantize", lambda data, to: random_k_blocks(kind, data.shape) if to.name == kind else original(data, to)
+        gguf, "quantize", lambda data, to: random_blocks(kind, data.shape) if to.name == kind else original(data, to)
     )
     check(maker.write_gguf(tmp_path / "model.gguf", "qwen3", config, maker.expected_tensors(config), kind=kind), tmp_path)
 

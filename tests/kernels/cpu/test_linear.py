@@ -28,7 +28,9 @@ from windlass.core.ggml.forms import FORMS
 from windlass.kernels import build
 from windlass.kernels.cpu import limits as native_limits
 from windlass.kernels.cpu import linear as native_linear
+from windlass.kernels.ops.linear import linear
 from windlass.kernels.packing import panels_reference
+from windlass.kernels.packing.matrix import StackedMatrix, matrix_bytes
 from windlass.kernels.packing.panel_data import KINDS
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
@@ -128,6 +130,19 @@ def test_ggml_blocks(kind: str) -> None:
     for rows in (1, 2, 3, 12, 19):
         x, bias, add = (torch.randn(shape, generator=draw) for shape in ((rows, panels.shape[1]), (37,), (rows, 37)))
         check(native_linear.linear(x, panels, bias, add), x, panels, (bias + add).double())
+
+
+def test_stacked_parts_write_their_columns(run: Run) -> None:
+    """Of unlike types, with sizes that are no whole panels; at once and replayed."""
+    draw = torch.Generator().manual_seed(2)
+    parts = (ggml_panels("q4_k", 37, 1), ggml_panels("q6_k", 20, 1), torch.randn(9, 256, generator=draw))
+    stacked = StackedMatrix(parts)
+    assert stacked.shape == (66, 256) and stacked.num_bytes == sum(matrix_bytes(part) for part in parts)
+    for rows in (1, 3, 14):
+        x, bias, add = (torch.randn(shape, generator=draw) for shape in ((rows, 256), (66,), (rows, 66)))
+        (result,) = run(lambda x=x, bias=bias, add=add: linear(x, stacked, bias, add), rows)
+        columns = [linear(x, part, bias[where].contiguous(), add[:, where].contiguous()) for part, where in stacked.columns()]
+        assert torch.equal(result, torch.cat(columns, dim=1))
 
 
 @pytest.mark.parametrize("kind", FORMS)

@@ -19,7 +19,7 @@ if KERNELS not in sys.path:
 
 from ggml_blocks import random_rows
 
-from windlass.core.ggml.forms import FORMS
+from windlass.core.ggml.forms import FORMS, held_bits
 from windlass.errors import BadInput
 from windlass.formats.gguf.blocks import dequantize
 from windlass.formats.gguf.header import TYPES
@@ -59,7 +59,7 @@ def test_packed_rows_hold_them_in_as_many_bytes(kind: str) -> None:
     made.put_blocks(4, raw[4:], expert=1)
     made.put_blocks(0, raw[:4], expert=1)
     assert torch.equal(made.dense(1), reference(kind, raw))
-    assert made.num_bytes == 2 * 9 * 2 * form.num_bytes
+    assert made.num_bytes == 2 * 9 * 2 * form.num_bytes == 2 * 9 * 2 * form.elements * held_bits(kind.upper()) / 8
 
 
 @pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")
@@ -71,7 +71,7 @@ def test_panels_put_natively_and_by_the_reference_are_the_same_bytes(kind: str, 
     plain = dataclasses.replace(native, data=native.data.clone())
     for first, last in ((0, min(edge, rows)), (min(edge, rows), rows)):
         native.put_blocks(first, raw[first:last])
-        panels_reference.put(plain, plain.data, first, BLOCKS, ggml_rows.formed(kind, raw[first:last]), None, None)
+        panels_reference.put(plain, plain.data, first, BLOCKS, raw[first:last], None, None)
     assert torch.equal(native.data, plain.data)
     assert native.num_bytes == -(-rows // 16) * 16 * blocks * form.num_bytes
     index, numbers = torch.arange(rows).flip(0), reference(kind, raw)

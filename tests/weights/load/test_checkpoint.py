@@ -21,9 +21,12 @@ from windlass.core.rule import ModelPart  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
 from windlass.kernels.ops.linear import linear  # noqa: E402
 from windlass.kernels.packing.matrix import StackedMatrix  # noqa: E402
+from windlass.kernels.packing.packed_rows import PackedRows  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.weights import CheckpointWeights, OpenedModel, open_model  # noqa: E402
+from windlass.weights.load.quantized import packed_bytes  # noqa: E402
 from windlass.weights.tensors.readers import ModelTensor, reader  # noqa: E402
+from windlass.weights.tensors.storage_format import CodeFormat  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -330,6 +333,17 @@ def test_parts_in_unlike_blocks_are_stacked(gguf_maker: ModuleType, monkeypatch:
     expected = torch.cat([linear(x, part) for part in stacked.parts], dim=1) + bias + add
     torch.testing.assert_close(linear(x, stacked, bias, add), expected)
     assert torch.equal(weights.matrix(*names[:2]).dense(), exact.matrix(*names[:2]))
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_memory_is_as_said(kind: str) -> None:
+    """In panels on a CPU; without their padding on a GPU, where it is the file's own size, but for six-bit scales."""
+    form = FORMS[kind]
+    codes = CodeFormat(kind=kind, group=form.elements, scale="F16")
+    made = Panels.allocate(kind, 20, 2 * form.elements, form.elements, scale_dtype=torch.float16)
+    rows = PackedRows.allocate(kind, 20, 2 * form.elements, form.elements, scale_dtype=torch.float16, device="cpu")
+    assert packed_bytes(codes, 20, 2 * form.elements, torch.device("cpu")) == made.num_bytes
+    assert packed_bytes(codes, 20, 2 * form.elements, torch.device("cuda")) == rows.num_bytes == 40 * form.num_bytes
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q80", "q40"])

@@ -53,6 +53,15 @@ FORMS = {
 }
 """By ggml's name in lower case, in the order of `Kind` in kernels/native/panel/panel.h. Q4_0, Q4_1 and Q8_0 have kinds of their own."""
 
+_OTHERS = {"F32": 32.0, "F16": 16.0, "BF16": 16.0, "Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}
+
+
+def held_bits(type_name: str) -> float:
+    """Bits per weight in memory of a matrix that a file stores in this type (`Q4_K`), scales included."""
+    form = FORMS.get(type_name.lower())
+    return _OTHERS[type_name] if form is None else 8 * form.num_bytes / form.elements
+
+
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """E2M1 by code (OCP Microscaling Formats, revision 1.0), twice: integers."""

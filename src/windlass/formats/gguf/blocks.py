@@ -165,7 +165,9 @@ _POWERS = tuple(range(8))
 
 
 def _words(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.int32) -> Tensor:
-    return blocks[:, start:stop].contiguous().view(dtype)
+    return (
+        blocks[:, start:stop].flatten().clone().view(dtype).view(len(blocks), -1)
+    )  # of one block the slice may lie at an odd address
 
 
 def _magnitudes(name: str, index: Tensor) -> Tensor:

@@ -33,12 +33,11 @@ def formed(kind: str, rows: Tensor) -> Tensor:
     return joined.view(len(rows), -1)
 
 
-def check_blocks(form: Form, kind: str, num_in: int, blocks: Tensor) -> Tensor:
-    """Rows of the file, formed."""
+def check_blocks(form: Form, num_in: int, blocks: Tensor) -> None:
+    """Whether these are rows of the file."""
     row_bytes = num_in // form.elements * form.stored_bytes
     if blocks.dtype is not torch.uint8 or blocks.dim() != 2 or blocks.shape[1] != row_bytes:
         raise BadInput(f"rows of {num_in} inputs take {row_bytes} bytes each, not {tuple(blocks.shape)} of {blocks.dtype}")
-    return formed(kind, blocks)
 
 
 def numbers(kind: str, rows: Tensor) -> Tensor:
@@ -47,7 +46,7 @@ def numbers(kind: str, rows: Tensor) -> Tensor:
     blocks = rows.reshape(-1, form.num_bytes)
     first, second = 2 * form.halves, 2 * form.halves + form.singles
     halves = blocks[:, :first].flatten().view(torch.float16).view(len(blocks), form.halves).float()
-    words = blocks[:, second:].contiguous().view(torch.int32)
+    words = _aligned(blocks[:, second:])
     values = _grid_numbers if kind.startswith(("iq2", "iq3")) else _code_numbers
     return values(kind, halves, blocks[:, first:second], words).reshape(len(rows), -1)
 
@@ -215,9 +214,14 @@ def _iq4_xs(blocks: Tensor) -> Parts:
     return blocks[:, :2], (low | high << 4) - 32, _low(_chunks(codes)).flatten(1)
 
 
+def _aligned(packed: Tensor) -> Tensor:
+    """uint8 [n, bytes] as int32. A copy: what lies at an odd address cannot be seen as words."""
+    return packed.flatten().clone().view(torch.int32).view(len(packed), -1)
+
+
 def _as_words(packed: Tensor, *counts: int) -> Tensor:
     """Words of several regions, those of one block of 32 inputs together. `counts`: words of 32 inputs in each region."""
-    words = packed.contiguous().view(torch.int32)
+    words = _aligned(packed)
     regions = words.split([8 * count for count in counts], dim=1)
     return torch.cat([region.reshape(-1, 8, count) for region, count in zip(regions, counts, strict=True)], dim=-1).flatten(1)
 

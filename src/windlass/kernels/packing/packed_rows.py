@@ -145,8 +145,8 @@ class PackedRows:
     def put_blocks(self, first_row: int, blocks: Tensor, expert: int | None = None) -> None:
         """Writes rows of GGML's blocks (uint8 [n, blocks * size]): Q4_0 to int4, Q4_1 to int4_minima, Q8_0 to int8, others to their own kind."""
         if self.form is not None:
-            formed = check_blocks(self.form, self.kind, self.shape[1], blocks.to(self.device))
-            self._write(first_row, formed, self.scale[0, :0], None, expert)
+            check_blocks(self.form, self.shape[1], blocks)
+            self._write(first_row, ggml_rows.formed(self.kind, blocks.to(self.device)), self.scale[0, :0], None, expert)
             return
         numbers = GGML_NUMBERS.get(self.kind, 0)
         row_bytes = self.shape[1] // BLOCK * (numbers + int(BLOCK * CODE_BYTES[self.kind]))

@@ -89,7 +89,8 @@ class Panels(PanelData):
         """Writes rows of GGML's blocks (uint8 [n, blocks * size]): Q4_0 to int4, Q4_1 to int4_minima, Q8_0 to int8, others to their own kind."""
         self._check_rows(first_row, blocks.shape[0])
         if self.form is not None:
-            self._write(first_row, BLOCKS, check_blocks(self.form, self.kind, self.shape[1], blocks), None, None, expert)
+            check_blocks(self.form, self.shape[1], blocks)
+            self._write(first_row, BLOCKS, blocks.contiguous(), None, None, expert)
             return
         numbers = GGML_NUMBERS.get(self.kind, 0)
         row_bytes = self.shape[1] // BLOCK * (numbers + int(BLOCK * CODE_BYTES[self.kind]))

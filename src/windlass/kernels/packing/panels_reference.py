@@ -97,7 +97,7 @@ def put(
         to.view(panels.shape[0], -1)[first_row : first_row + len(codes)] = memory
         return
     if panels.form is not None:
-        _put_form(panels, panels.form, to, first_row, codes)
+        _put_form(panels, panels.form, to, first_row, ggml_rows.formed(panels.kind, codes))
         return
     codes, scale, offset = _blocks(panels, codes) if source == BLOCKS else (_words(panels, codes), scale, offset)
     if panels.kind == "int4_zeros":

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ggml/number.h"
+#include "ggml/stored.h"
 #include "program/program.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -106,19 +107,22 @@ void put_numbers(const Put& put, uint8_t* panel, int64_t first, int lane, int co
     }
 }
 
-// Rows in ggml's forms (core/ggml/forms.py): each number and word goes next to those of the other rows.
+// Rows of ggml's blocks: formed, and each number and word put next to those of the other rows.
 void put_form(const Put& put, uint8_t* panel, const uint8_t* rows, int lane, int count) {
-    const Form form = form_of(put.matrix.kind);
-    for (int64_t group = 0; group < put.matrix.groups; group++, panel += put.matrix.group_bytes, rows += form.bytes()) {
-        uint8_t* to = panel;
-        int at = 0;
-        const auto part = [&](int units, int size) {
-            for (int unit = 0; unit < units; unit++, to += PANEL_ROWS * size, at += size)
-                for (int row = 0; row < count; row++) std::memcpy(to + (lane + row) * size, rows + row * put.code_stride + at, size);
-        };
-        part(form.halves, 2);
-        part(form.singles, 1);
-        part(form.words, 4);
+    const Kind kind = put.matrix.kind;
+    const Form form = form_of(kind);
+    for (int64_t group = 0; group < put.matrix.groups; group++, panel += put.matrix.group_bytes, rows += stored_bytes(kind)) {
+        uint8_t *singles_to = panel + 2 * PANEL_ROWS * form.halves, *words_to = singles_to + PANEL_ROWS * form.singles;
+        uint16_t halves[PANEL_ROWS][2];
+        uint8_t singles[PANEL_ROWS][16];
+        uint32_t words[PANEL_ROWS][48];
+        for (int row = 0; row < count; row++) form_block(kind, rows + row * put.code_stride, (uint8_t*)halves[row], singles[row], words[row]);
+        for (int i = 0; i < form.halves; i++)
+            for (int row = 0; row < count; row++) std::memcpy(panel + 2 * (PANEL_ROWS * i + lane + row), &halves[row][i], 2);
+        for (int i = 0; i < form.singles; i++)
+            for (int row = 0; row < count; row++) singles_to[PANEL_ROWS * i + lane + row] = singles[row][i];
+        for (int i = 0; i < form.words; i++)
+            for (int row = 0; row < count; row++) std::memcpy(words_to + 4 * (PANEL_ROWS * i + lane + row), &words[row][i], 4);
     }
 }
 
