@@ -127,7 +127,7 @@ def test_ggml_blocks(kind: str) -> None:
     """Codes and scales are exact: what is left is the rounding of activations, and of fp32 sums."""
     panels = ggml_panels(kind, 37, 2)
     draw = torch.Generator().manual_seed(1)
-    for rows in (1, 2, 3, 12, 19):
+    for rows in (1, 3, 19):
         x, bias, add = (torch.randn(shape, generator=draw) for shape in ((rows, panels.shape[1]), (37,), (rows, 37)))
         check(native_linear.linear(x, panels, bias, add), x, panels, (bias + add).double())
 
@@ -149,14 +149,13 @@ def test_stacked_parts_write_their_columns(run: Run) -> None:
 @pytest.mark.usefixtures("instruction_set")
 def test_no_code_of_ggml_overflows(kind: str) -> None:
     """All codes and scales at their ends, all activations at theirs."""
-    for byte in (0x00, 0xFF, 0x0F, 0xF0, 0x7F, 0x80):
-        panels = ggml_panels(kind, 16, 1)
-        assert panels.form is not None
+    panels = ggml_panels(kind, 16, 1)
+    assert panels.form is not None
+    x = torch.tensor([[127.0], [-127.0], [127.0]]).expand(3, panels.shape[1]).contiguous()
+    for byte in (0x00, 0xFF, 0x7F, 0x80):
         numbers = 32 * panels.form.halves + (16 if kind == "mxfp4" else 0)
         panels.data.view(-1, panels.group_bytes)[:, numbers:] = byte
-        for sign in (1.0, -1.0):
-            x = torch.full((3, panels.shape[1]), 127.0 * sign)
-            check(native_linear.linear(x, panels), x, panels, torch.zeros(3, 16).double())
+        check(native_linear.linear(x, panels), x, panels, torch.zeros(3, 16).double())
 
 
 @given(
