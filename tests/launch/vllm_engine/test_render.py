@@ -258,8 +258,9 @@ def test_cpu_runs_16_bits_on_one_machine(make: Any) -> None:
 
 
 def test_kv_in_fp32_needs_fp32(make: Any) -> None:
+    plan = make("Llama-3.1-8B", "1xH200")
     with pytest.raises(Impossible, match="compute type"):
-        render(make("Llama-3.1-8B", "1xH200", kv="fp32"), model(), OPTIONS)
+        render(_other(plan, scheme=msgspec.structs.replace(plan.scheme, kv="fp32")), model(), OPTIONS)
 
 
 def test_several_nodes_need_an_address(make: Any) -> None:
