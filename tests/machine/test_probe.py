@@ -238,6 +238,7 @@ def test_measuring_reads_little(num_cores: int, monkeypatch: pytest.MonkeyPatch)
     """Memory is gone through until 0.03 s have passed by the thread's clock: three times here, on every machine."""
     read: list[int] = []
     monkeypatch.setattr(bandwidth, "time", Clock())
+    monkeypatch.setattr(bandwidth, "_l3_bytes", lambda: 0)
     monkeypatch.setattr(bandwidth, "_memchr", lambda: lambda address, byte, size: read.append(size))
     monkeypatch.setattr(bandwidth.ctypes, "memset", lambda address, byte, size: None)
     speed = bandwidth.measure(num_cores)
@@ -292,3 +293,11 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     assert free_disk_bytes(tmp_path / "not" / "there") == pytest.approx(free_disk_bytes(tmp_path), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("threads", "l3", "expected"),
+    [(2, 0, 64), (2, 32, 64), (16, 0, 16), (16, 105, 26.25), (16, 320, 80), (64, 32, 16), (1, 512, 128)],
+)
+def test_memory_that_is_read_is_larger_than_the_caches(threads: int, l3: int, expected: float) -> None:
+    assert bandwidth.bytes_per_thread(threads, l3 * MIB) == int(expected * MIB)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from windlass.core.count import distinct_experts
+from windlass.core.fused import BLOCK_INPUTS, num_blocks, slice_blocks
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
 from windlass.core.place import Interval, Placement, local_bytes
@@ -58,6 +59,15 @@ def demand_of(tensors: Iterable[HeldTensor], spec: ModelSpec, batch: float = 1.0
             fixed_read += 0 if tensor.is_lookup else tensor.num_bytes
     units = [unit for module in sorted(matrices, key=_order) for unit in _units(module, matrices[module])]
     return Demand(fixed_bytes=fixed, fixed_read_bytes=fixed_read, units=tuple(units), experts=_pool(experts, spec, batch))
+
+
+def dense_slices(demand: Demand, spec: ModelSpec) -> Demand:
+    """`in_slices` of a model whose feed-forwards are alike and fill whole blocks; else as it is."""
+    widths = {layer.feed_forward.intermediate_size for layer in spec.layers}
+    blocks, rest = divmod(max(widths), BLOCK_INPUTS)
+    if len(widths) > 1 or rest or num_blocks(max(widths)) != blocks:
+        return demand
+    return in_slices(demand, blocks // slice_blocks(blocks), spec.num_layers)
 
 
 def in_slices(demand: Demand, per_layer: int, num_layers: int) -> Demand:

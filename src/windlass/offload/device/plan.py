@@ -7,11 +7,10 @@ from typing import NamedTuple
 import msgspec
 
 from windlass.core.constants import BLOCK_TOKENS
-from windlass.core.fused import BLOCK_INPUTS, num_blocks, slice_blocks
 from windlass.core.launch import Launch
 from windlass.core.model import ModelSpec, MoE, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
-from windlass.core.tiers.demand import in_slices
+from windlass.core.tiers.demand import dense_slices
 from windlass.core.tiers.placement import experts_on_device, predicted_seconds
 from windlass.core.tiers.values import Demand, ExpertPool, Speeds, TierPlacement
 from windlass.errors import DoesNotFit, Impossible
@@ -81,16 +80,9 @@ def plan_device(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch)
 
 def plan_dense(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch) -> DevicePlan:
     """The same for a model without experts: slices of its feed-forwards take their place. Raises DoesNotFit."""
-    widths = {layer.feed_forward.intermediate_size for layer in spec.layers}
-    if len(widths) > 1:
-        raise Impossible(
-            f"the feed-forwards of {spec.name} differ in width, so that they cannot be kept in host memory beside a GPU yet"
-        )
-    (width,) = widths
-    if num_blocks(width) * BLOCK_INPUTS != width:
-        raise Impossible(f"feed-forwards {width} wide cannot be kept in host memory beside a GPU yet")
-    sliced = in_slices(demand, width // BLOCK_INPUTS // slice_blocks(width // BLOCK_INPUTS), spec.num_layers)
-    assert sliced.experts is not None
+    sliced, width = dense_slices(demand, spec), spec.layers[0].feed_forward.intermediate_size
+    if sliced.experts is None:
+        raise Impossible(f"feed-forwards of the width of {spec.name}'s cannot be kept in host memory beside a GPU yet")
     # A product of this many rows takes longer than copying its weights.
     launch = msgspec.structs.replace(launch, max_step_tokens=launch.max_step_tokens or DENSE_STEP_TOKENS)
     return _plan(spec, sliced, sliced.experts, cap_bytes, launch, 3 * width + 30 * spec.hidden_size, 0)

@@ -21,7 +21,7 @@ _NAMES = {
 def not_run_yet(devices: Collection[Device], num_devices: int, *, offloads: bool, to_disk: bool, has_kernels: bool) -> str:
     """Why a plan for the embedded engine cannot be relied on; empty if this path was run.
 
-    Run: CPUs, alone and in groups; one Hopper GPU; experts in host memory beside one Hopper GPU, in 4 bits (docs/guides/offload.md).
+    Run: CPUs, alone and in groups; one Hopper GPU; weights in host memory beside one Hopper GPU, in 4 bits (docs/guides/offload.md).
     """
     accelerators = [device for device in devices if device.kind != "cpu"]
     if not accelerators:
@@ -34,5 +34,5 @@ def not_run_yet(devices: Collection[Device], num_devices: int, *, offloads: bool
     if to_disk:
         return "Windlass does not keep weights on disk beside a GPU yet"
     if offloads and not has_kernels:
-        return "Windlass offloads only 4-bit experts of models that its Hopper kernels support"
+        return "beside a GPU, Windlass offloads only 4-bit weights of models that its Hopper kernels support"
     return ""

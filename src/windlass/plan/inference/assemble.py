@@ -56,7 +56,7 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
             *reasons_for(request, found, placement),
             *(engine_rows(request, found) if runs else ()),
             *measured,
-            *tier_reasons(tiers),
+            *tier_reasons(tiers, has_experts=best.spec.experts is not None),
         ),
         alternatives=tuple(alternative(request, best, other) for other in found.others),
         workload=best.workload,

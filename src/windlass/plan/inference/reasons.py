@@ -109,7 +109,7 @@ def _engine_reason(request: PlanRequest, best: Candidate) -> Reason:
     elif best.fit.host_bytes or best.fit.disk_bytes:
         why = "weights must be offloaded, and vLLM does not do that"
         if not best.times.offloads or best.layout.world > 1 or best.fit.disk_bytes:
-            why += "; it is planned for but does not run yet: experts beside one Hopper GPU do, in int4"
+            why += "; it is planned for but does not run yet: int4 beside one Hopper GPU does"
     elif not _divides(best):
         why = f"heads are not divisible by tp {best.layout.tp}; the embedded engine can split them unevenly"
     else:

@@ -13,7 +13,7 @@ from windlass.core.hardware.spec import Node
 from windlass.core.plan import DeviceMemoryPlan, Reason
 from windlass.core.rule import Rule
 from windlass.core.tiers.budget import LOADING_BYTES, PROCESS_BYTES, activation_bytes
-from windlass.core.tiers.demand import demand_of, planned_tensors
+from windlass.core.tiers.demand import demand_of, dense_slices, planned_tensors
 from windlass.core.tiers.placement import place_tiers
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement
 from windlass.errors import DoesNotFit
@@ -65,7 +65,10 @@ class _RankPlacer:
         placement = self._sizes.placement(found.layout, found.scheme, found.fit.shares)
         layers = found.fit.stages[slot.pp]
         tensors = planned_tensors(self._rules, found.spec, placement, found.layout, found.scheme, slot.tp, layers)
-        return demand_of(tensors, found.spec, batch=-(-found.workload.concurrency // found.layout.dp))
+        demand = demand_of(tensors, found.spec, batch=-(-found.workload.concurrency // found.layout.dp))
+        if found.spec.experts is not None or slot.device.kind == "cpu" or not found.times.offloads:
+            return demand
+        return dense_slices(demand, found.spec)
 
     def _room(self, slot: DeviceSlot, held: DeviceMemoryPlan, node: Node) -> Room:
         sharing = self._ranks[slot.node]
@@ -115,8 +118,8 @@ def _offloaded(placed: TierPlacement, demand: Demand) -> Offloaded:
     )
 
 
-def tier_reasons(tiers: tuple[TierPlacement, ...]) -> list[Reason]:
-    """What of the fullest rank lives where."""
+def tier_reasons(tiers: tuple[TierPlacement, ...], *, has_experts: bool) -> list[Reason]:
+    """What of the fullest rank lives where. Without experts, slices of feed-forwards take their place."""
     if not tiers:
         return []
     fullest = max(tiers, key=lambda one: one.disk_bytes + one.host_bytes)
@@ -128,6 +131,11 @@ def tier_reasons(tiers: tuple[TierPlacement, ...]) -> list[Reason]:
     slots = [(fullest.device_slots, "on the device"), (fullest.host_slots, "in host memory")]
     shown = ", ".join(f"{count:,} {where}" for count, where in slots if count)
     if fullest.disk_experts or (fullest.device_bytes and fullest.num_experts):
-        home = f"of {fullest.num_experts:,}; the others are {'read from disk' if fullest.disk_experts else 'fetched'} when a token needs them"
-        made.append(Reason(choice="experts", value=shown, why=home))
+        when = (
+            "read from disk when a token needs them"
+            if fullest.disk_experts
+            else "computed by CPU and GPU together when a token needs them"
+        )
+        why = f"of {fullest.num_experts:,}; the others are {when if has_experts else 'computed by CPU and GPU together in every step'}"
+        made.append(Reason(choice="experts" if has_experts else "slices of feed-forwards", value=shown, why=why))
     return made

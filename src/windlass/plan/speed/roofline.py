@@ -46,8 +46,8 @@ class SpeedModel:
 
     @property
     def offloads(self) -> bool:
-        """Whether the engine can run it with experts in host memory."""
-        own = self.spec.experts is not None and all(self.kernel_pass.has(slot) for slot in self.fit.slots)
+        """Whether the engine can run it with weights in host memory."""
+        own = all(self.kernel_pass.has(slot) for slot in self.fit.slots)
         return own or self.engine.cpu_layers
 
     # --- one stage, as slow as its slowest device
@@ -183,13 +183,17 @@ class SpeedModel:
         return replace(time, host_compute=held * packed + switches * rates.host_layer_seconds, expert_fetch=disk)
 
     def _with_both(self, slot: DeviceSlot, moved: Offloaded, share: float, time: StepTime, rates: Rates) -> StepTime:
-        """Experts in host memory beside our fused kernels: the CPU computes a part of each where it lies, while the device fetches the rest."""
-        if not moved.host_experts or not self.kernel_pass.has(slot):
+        """Weights in host memory beside our fused kernels: the CPU computes a part of them where they lie, while the device fetches the rest."""
+        if not moved.host or not self.kernel_pass.has(slot):
             return time
         node = self.hardware.nodes[slot.node]
         both = node.ram_bandwidth / self._sharing(node) * rates.host_read
         disk = node.disk_bandwidth / self._sharing(node) * rates.host_read
-        exchange = 0.0 if rates is IDEAL else self.model.sizes.routed_layers(self.fit.stages[slot.pp]) * EXCHANGE_SECONDS
+        first, last = self.fit.stages[slot.pp]
+        layers = self.model.sizes.routed_layers((first, last)) if self.spec.experts is not None else last - first
+        exchange = 0.0 if rates is IDEAL else layers * EXCHANGE_SECONDS
+        if self.spec.experts is None:
+            return replace(time, host_link=0.0, expert_fetch=moved.host / both + exchange)
         fetch = share * (moved.host_experts / both + moved.disk_experts / disk) + exchange
         return replace(time, expert_fetch=min(fetch, time.expert_fetch))
 
