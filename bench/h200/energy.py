@@ -49,6 +49,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0)
     options = parser.parse_args()
     counters = EnergyCounters()
+    if counters.source != "nvml":
+        sys.exit(f"energy is counted by {counters.source} here; the figures are NVML's alone")
     print(f"counters: {counters.source}; idle before: {idle_watts(counters):.1f} W", flush=True)
     config, _ = shape_of(options.model)
     launch = Launch(model=options.model, device="cuda", random_weights=RandomInit(config=config, scheme="int4", group=128))

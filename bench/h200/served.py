@@ -36,6 +36,8 @@ def make_checkpoint(folder: Path, name: str) -> None:
     files: dict[str, list[ConvertedTensor]] = defaultdict(list)
     for one in made:
         files[f"model-{'rest' if one.layer is None else f'{one.layer:03}'}.safetensors"].append(one)
+    final, folder = folder, folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with ThreadPoolExecutor(WRITERS) as pool:
         maps = list(pool.map(lambda item: _write(folder, *item), files.items()))
@@ -44,6 +46,7 @@ def make_checkpoint(folder: Path, name: str) -> None:
     config = {**config, "quantization_config": quantization_config(made, how), "num_nextn_predict_layers": 0}
     (folder / "config.json").write_text(json.dumps(config))
     _tokenizer(folder, spec.vocab_size)
+    folder.rename(final)
 
 
 def _write(folder: Path, file: str, tensors: list[ConvertedTensor]) -> dict[str, str]:

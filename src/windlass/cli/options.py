@@ -44,7 +44,7 @@ ROWS: dict[str, Row] = {
         str | None,
         None,
         "SIZE[,SIZE...]",
-        "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free. Experts that do not fit go to host memory.",
+        "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free. What does not fit goes to host memory.",
     ),
     "host_memory": Row(
         str | None,

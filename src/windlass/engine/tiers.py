@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from windlass.core.launch import Launch
-from windlass.core.model import ModelSpec
+from windlass.core.model import ModelSpec, kv_bytes_per_token
+from windlass.core.scheme import KV_BYTES
 from windlass.core.tiers.budget import LOADING_BYTES, activation_bytes
 from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Demand, TierPlacement
-from windlass.engine.memory import CPU, cache_bytes, capped_cache_bytes, check_weights
+from windlass.engine.memory import CPU, LEAST_TOKENS, cache_bytes, capped_cache_bytes, check_weights
 from windlass.engine.speculate.setup import wants_mtp
 from windlass.errors import BadInput
 from windlass.kernels.cuda.route import MAX_ROWS
@@ -105,10 +106,14 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
 
 
 def _exceeds_device(launch: Launch, device: str, weights: RankWeights, free_bytes: int) -> bool:
-    """Weights alone; where some can be moved, weights beside the KV cache that was asked for."""
+    """Weights alone; where some can be moved and nothing needs them all on the device, weights beside the KV cache that is needed."""
     cap = _capped(launch, device, weights.rank, free_bytes)
-    beside = launch.kv_bytes + OTHER_BYTES if launch.kv_bytes and getattr(weights.source, "tiled", False) else 0
-    return weights.num_bytes + beside > cap
+    needs_all = launch.adapters or launch.speculate not in ("off", "auto") or (launch.max_sequences or 0) > MAX_ROWS
+    if needs_all or not getattr(weights.source, "tiled", False):
+        return weights.num_bytes > cap
+    tokens = launch.context_tokens or LEAST_TOKENS
+    kv_bytes = launch.kv_bytes or tokens * kv_bytes_per_token(weights.spec, KV_BYTES[launch.kv_type])
+    return weights.num_bytes + kv_bytes + OTHER_BYTES > cap
 
 
 def _beside_device(

@@ -9,7 +9,7 @@ from windlass.engine.schedule.scheduler import SchedulerLimits
 
 PROMPTS = (2, 40, 80, 128, 200, 320, 500, 700, 1000, 1200, 1500, 1700, 2048, 4096, 8192)
 """Tokens: the kernels and the shape of their work differ between these."""
-FEW_PROMPTS = (40, 700)
+FEW_PROMPTS = (40,)
 BEGUN = (20, 700)
 """Tokens of a prompt beyond a whole step: attention of prompts that have begun differs for few and for many of them."""
 SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, presence_penalty=0.1, seed=1)
@@ -21,10 +21,11 @@ def warm_up_requests(limits: SchedulerLimits, num_tokens: int, *, few: bool = Fa
 
     In groups: a group is submitted when the one before it has a token, so that prompts are read beside decoding sequences."""
     most = min(limits.max_step_tokens, limits.longest_sequence - NUM_TOKENS)
-    prompts, begun = (FEW_PROMPTS, BEGUN[:1]) if few else (PROMPTS, BEGUN)
+    prompts = FEW_PROMPTS if few else PROMPTS
     lengths = sorted({min(length, most) for length in prompts if length <= limits.max_step_tokens})
-    begun = [limits.max_step_tokens + rest for rest in begun]
-    lengths += [length for length in begun if length <= limits.longest_sequence - NUM_TOKENS]
+    lengths += [
+        length for length in (limits.max_step_tokens + rest for rest in BEGUN) if length <= limits.longest_sequence - NUM_TOKENS
+    ]
     greedy = [_request(number, length, GREEDY, num_tokens) for number, length in enumerate(lengths) if length > 0]
     plain, sampled = (_request(len(lengths) + i, min(64, most), how, num_tokens) for i, how in enumerate((Sampling(), SAMPLED)))
     return [*([request] for request in greedy), [plain], [sampled]] if most > 0 else []

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.cuda.sliced import SlicedTiles
 from windlass.kernels.cuda.tiered import TieredTiles
 from windlass.kernels.packing.matrix import StackedMatrix
 from windlass.kernels.packing.packed_rows import PackedRows
@@ -17,7 +18,7 @@ from windlass.measure.work import WeightBytes
 from windlass.nn.decoder import Decoder
 from windlass.nn.moe import Experts, MixtureOfExperts
 
-Held = Tensor | Panels | PackedRows | StackedMatrix | Tiles | TieredTiles | StreamedMatrix | TieredExperts
+Held = Tensor | Panels | PackedRows | StackedMatrix | Tiles | TieredTiles | SlicedTiles | StreamedMatrix | TieredExperts
 
 
 def weight_bytes(decoder: Decoder) -> WeightBytes:

@@ -29,14 +29,12 @@ QUERIES = "attention with a sliding window, sinks, or more than 16 query heads p
 KIND = "norms or positions other than RMS norm and RoPE"
 FUSED = """GLM-4.5-Air GLM-4.5-Air-Base GLM-4.5 GLM-4.6 GLM-4.7 glm-4-9b glm-4-9b-chat INTELLECT-3 Llama-3.1-70B Llama-3.1-8B Llama-2-70B
 Llama-3.3-70B-Instruct CodeLlama-70B CodeLlama-70B-Instruct Mistral-7B-v0.3 ALIA-40B Qwen3-8B Qwen3-32B Qwen3-30B-A3B Qwen3-235B-A22B
-Llama-3.2-3B Qwen3-4B Qwen3-14B Mistral-Small-24B"""
+Llama-3.2-3B Qwen3-4B Qwen3-14B Mistral-Small-24B Llama-3.1-405B Llama-3.1-405B-Instruct Mistral-Large-123B"""
 OTHERS = {
     "GLM-4.7-Flash GLM-5 GLM-5.1 GLM-5.2 GLM-5.3 DeepSeek-V3 DeepSeek-R1 DeepSeek-V3.1 Kimi-K2 Llama-3.2-1B Evo2-40B": HEADS,
     "GLM-4-32B-0414 Mistral-7B-v0.1": QUERIES,
     "GLM-4-9B-0414": "layers that are not pre-norm",
-    "Llama-3.1-405B Llama-3.1-405B-Instruct": "a hidden size of 16384 or 128 rotary dimensions",
     "SmolLM2-135M-Instruct": "a hidden size of 576 or 64 rotary dimensions",
-    "Mistral-Large-123B": "a hidden size of 12288 or 128 rotary dimensions",
     "gpt-oss-120b gpt-oss-20b": "a hidden size of 2880 or 64 rotary dimensions",
     "Mixtral-8x7B Mixtral-8x22B": "experts with unsupported sizes, biases or clamping",
     "Falcon-7B Falcon-40B Falcon-180B BLOOM-176B GPT-SW3-40B StarCoder GPT-NeoX-20B": KIND,

@@ -12,12 +12,14 @@ from windlass.core.launch import Launch
 from windlass.core.scheme import scheme
 from windlass.core.tiers.demand import in_slices
 from windlass.core.tiers.values import Demand, Speeds, Unit
-from windlass.errors import DoesNotFit
+from windlass.errors import DoesNotFit, Impossible
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config, spec_of
+from windlass.kernels.cuda import layout
 from windlass.kernels.cuda.sliced import SlicedTiles
 from windlass.offload.device.dense import DenseTieredWeights, cpu_shares
 from windlass.offload.device.plan import OTHER_BYTES, plan_dense
+from windlass.offload.device.share import library
 from windlass.offload.device.weights import DeviceSplit
 from windlass.weights.load.random import RandomWeights
 
@@ -65,6 +67,33 @@ def test_slices_together_are_the_whole(on_device: int) -> None:
     tier = tiered.finish()
     assert tier.stats().device_bytes + tier.stats().host_bytes == 3 * found.num_bytes
     tier.close()
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_the_cpu_has_its_share_of_every_step(share: float) -> None:
+    if library() is None:
+        pytest.skip("no compiler")
+    tiered = DenseTieredWeights(source(), DeviceSplit(3, SLICES, 1, has_shared=False, share=share))
+    for layer in range(3):
+        made = tiered.matrix(*names(layer, "gate", "up"))
+        tiered.matrix(*names(layer, "down"))
+    tier = tiered.finish()
+    try:
+        assert isinstance(made, SlicedTiles) and made.shares is tier.shares and tier.share is not None
+        counts = [tier.shares.of(rows) for rows in (1, 2, 8, 16, 32, 64)]
+        assert all(0 <= count <= 3 for count in counts) and (share < 1 or counts == [3] * 6)
+        assert tier.share.counts.busy_seconds > 0 and "for one sequence" in tier.line
+        assert made.state[0] > 0, "the device goes on counting questions where the measurement ended"
+    finally:
+        tier.close()
+
+
+def test_matrices_in_unlike_groups_are_refused() -> None:
+    tiered = DenseTieredWeights(source(), DeviceSplit(3, SLICES, 1, has_shared=False, share=0.0))
+    tiered.matrix(*names(0, "gate", "up"))
+    other = layout.random(1, 512, 4096, 32, 1.0, device="cpu")
+    with pytest.raises(Impossible, match="unlike sizes"):
+        tiered._second_half("layers.0.ffn", other)
 
 
 def test_other_matrices_are_as_they_were() -> None:

@@ -102,6 +102,7 @@ def test_answers_every_question(lib: ctypes.CDLL, threads: int, group: int, plai
         (0, 64, [(2, list(range(8)), [0.1] * 8), (2, list(range(8, 11)), [0.3] * 3), (4, [63], [2.0])]),
         (1, 2, []),
         (1, 43, [(expert, list(range(i, min(i + 8, 43))), [1.0] * min(8, 43 - i)) for expert in (1, 3) for i in range(0, 43, 8)]),
+        (0, 64, [(expert, list(range(i, i + 8)), [1.0] * 8) for expert in (0, 5) for i in range(0, 64, 8)]),
     ]
     for layer, rows, items in questions * 2:
         x = torch.randn(rows, HIDDEN, generator=source).bfloat16()

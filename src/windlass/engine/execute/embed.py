@@ -20,7 +20,7 @@ def embed(decoder: Any, token_ids: list[int], pooling: str, device: str) -> list
     """fp32, not normalized."""
     if decoder.fused is not None or not decoder.shard.is_whole:
         raise BadInput(
-            "embeddings need the whole model on one device in the general layout; serve it with --exact or without a split",
+            "embeddings need the whole model on one device in the general layout; serve it with --exact, without a split, and where it fits",
             field="input",
         )
     longest = min(decoder.context_tokens, MAX_TOKENS)

@@ -276,6 +276,10 @@ def collecting() -> Iterator[set[Unit]]:
         _collected = before
 
 
+def is_collecting() -> bool:
+    return _collected is not None
+
+
 def compile_all(units: Collection[Unit]) -> None:
     """Several at a time: the compiler uses one core for each."""
 

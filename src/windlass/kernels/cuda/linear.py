@@ -31,6 +31,10 @@ PAIRS = True
 """Default for up to 64 rows: whether pairs of blocks share the inputs of 256 rows of weights, in units of 16, 32 or 64 rows."""
 
 
+LEAST_WARPS = 4
+"""Of a thread block; one alone would hold all of its activations, and spill them."""
+
+
 def divisor(n: int, most: int) -> int:
     return next(d for d in range(most, 0, -1) if n % d == 0)
 
@@ -127,8 +131,9 @@ def linear_one(
 
 
 def num_slices(weight: Tiles) -> int:
-    """Split-K slices of `linear_eight`: each at most 32 blocks, what a warp's registers hold."""
-    return next(s for s in range(1, weight.tile_blocks + 1) if weight.tile_blocks % s == 0 and weight.tile_blocks // s <= 32)
+    """Split-K slices of `linear_eight`: each at most 32 blocks, and, where that can be, so many that several warps share them evenly."""
+    fitting = [s for s in range(1, weight.tile_blocks + 1) if weight.tile_blocks % s == 0 and weight.tile_blocks // s <= 32]
+    return next((s for s in fitting if divisor(weight.tile_blocks // s, 16) >= LEAST_WARPS), fitting[0])
 
 
 def linear_eight(

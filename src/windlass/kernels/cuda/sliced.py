@@ -60,6 +60,8 @@ class StagedSlices:
 
     def before(self, layer: int, first: int) -> None:
         """Kernels that are launched from now on find the layer's slices from `first` on in its buffer."""
+        if driver.is_collecting():
+            return
         if not self._is_there:
             self._copy(layer, first)
             return
@@ -71,7 +73,7 @@ class StagedSlices:
         self._copied[layer % BUFFERS].wait()
 
     def after(self, layer: int, first: int) -> None:
-        if self._is_there:
+        if self._is_there and not driver.is_collecting():
             self._used[layer % BUFFERS].record()
             if layer + BUFFERS < len(self._host):
                 self._copy_ahead(layer + BUFFERS, first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -50,14 +51,12 @@ def wide_product(x: Tensor, weight: Tensor) -> Tensor:
 class DenseFeed:
     def __init__(self, gate_up: Tiles, down: Tiles) -> None:
         self.gate_up, self.down = gate_up, down
-        device = self.down.data.device
         self._padded: Tensor | None = None
         if down.width > down.inputs:  # the padding stays zero
-            self._padded = torch.zeros(MAX_ROWS, down.width, dtype=torch.bfloat16, device=device)
-        self._routes = {(1, 8): route.all_rows(1, 8, device)}
+            self._padded = torch.zeros(MAX_ROWS, down.width, dtype=torch.bfloat16, device=down.data.device)
 
     def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
-        routes = self._routes[1, 8]
+        routes = self._all_rows(1, 8)
         act = self._act(1)
         experts.gate_up_one(h, norm, self.gate_up, act, h, None, routes, eps=eps)
         experts.down_one(act, self.down, h, routes, residual=h)
@@ -90,11 +89,7 @@ class DenseFeed:
         return _halves(rows, self.down.width, device=self.down.data.device)
 
     def _all_rows(self, rows: int, item_rows: int) -> Routes:
-        """Kept: making them copies numbers to the device, which a graph cannot."""
-        key = rows, item_rows
-        if key not in self._routes:
-            self._routes[key] = route.all_rows(rows, item_rows, self.down.data.device)
-        return self._routes[key]
+        return _all_rows(rows, item_rows, self.down.data.device)
 
     def int8_kernels(self, max_rows: int) -> set[int8.Variant]:
         """That steps of 65 to `max_rows` rows need."""
@@ -103,6 +98,12 @@ class DenseFeed:
             int8.Variant(1, self.gate_up, int8.whole_rows(rows, self.gate_up), self.gate_up.tile_blocks, 1) for rows in counts
         }
         return items | {int8.parts_variant(rows, self.down) for rows in counts}
+
+
+@functools.cache
+def _all_rows(rows: int, item_rows: int, device: torch.device) -> Routes:
+    """Kept, for all layers: making them copies numbers to the device, which a graph cannot."""
+    return route.all_rows(rows, item_rows, device)
 
 
 class RoutedFeed:
@@ -266,6 +267,8 @@ class SlicedFeed:
 
     def several(self, x: Tensor, h: Tensor) -> Parts:
         share = self._tiles.shares.of(x.shape[0])
+        if self._device is None:  # something has to begin the sum
+            share = min(share, self._staged.num_slices - 1)
         if share:
             self._tiles.ask(x, share)
         parts = self._added(share, lambda feed: feed.several(x, h)[0])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
+from windlass.core.fused import ONE_ROW_WIDTH
 from windlass.errors import Impossible
 from windlass.kernels.cuda import driver, linear
 from windlass.kernels.cuda.layout import Tiles
@@ -72,7 +73,7 @@ class FusedMtp:
     def _hidden(self, joined: Tensor, cache: KvCache, space: AttentionLaunch) -> Tensor:
         rows, weight, eps = joined.shape[0], self._mtp.norm.weight, self._fused.eps
         stream = self._projected(joined)
-        if rows == 1:
+        if rows == 1 and stream.h.shape[1] <= ONE_ROW_WIDTH:
             self._layer.one(stream.h[0], cache, space)
             return ResidualStream(stream.h, eps).normed(weight)
         (self._layer.several if rows <= MAX_ROWS else self._layer.wide)(stream, cache, space)

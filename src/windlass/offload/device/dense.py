@@ -17,7 +17,7 @@ from windlass.core.tiers.values import Speeds, TierPlacement
 from windlass.errors import Impossible
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.sliced import CpuShares, HostSlices, SlicedTiles, StagedSlices
-from windlass.kernels.cuda.tiered import FAILED_AT, ITEM_BYTES, ITEMS_AT, MAX_ROWS, STATE_WORDS, mailbox_bytes
+from windlass.kernels.cuda.tiered import FAILED_AT, ITEM_BYTES, ITEMS_AT, MAX_ITEMS, MAX_ROWS, STATE_WORDS, mailbox_bytes
 from windlass.offload.device.pinned import PinnedMemory
 from windlass.offload.device.share import CpuShare
 from windlass.offload.device.speeds import measured_speeds
@@ -91,6 +91,7 @@ class DenseTieredWeights:
             speeds = self.speeds = msgspec.structs.replace(self.speeds, host=host)
         shares = cpu_shares(speeds, {rows: max(time / taken[1], 1.0) for rows, time in taken.items()}, count)
         self.set_shares(shares)
+        self._state[0] = self._mailbox[:4].view(torch.int32)[0]  # the number of the last question
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # of layers as they were loaded
         sizes = [self._split.num_layers * count * self.slice_bytes for count in (self._split.on_device, self._split.in_host)]
@@ -138,6 +139,8 @@ class DenseTieredWeights:
 
     def _second_half(self, layer: str, down: Tiles) -> SlicedTiles:
         made, host = self._layers[layer], self._host[-1]
+        if down.data.shape[3] != host.down.shape[3]:
+            raise Impossible("gate, up and down in groups of unlike sizes cannot be kept in host memory beside a GPU")
         blocks = host.down.shape[2]
         kept = self._split.on_device * blocks
         for number in range(self._split.in_host):
@@ -169,11 +172,12 @@ class DenseTieredWeights:
         return HostSlices(first.view(shapes[0]), second.view(shapes[1]))
 
 
-def seconds_of_rows(share: CpuShare, mailbox: Tensor, layers: int, slices: int) -> dict[int, float]:
+def seconds_of_rows(share: CpuShare, mailbox: Tensor, layers: int, num_slices: int) -> dict[int, float]:
     """Of the CPU, for all slices of a layer and steps of so many rows, the link idle."""
 
     def seconds(rows: int) -> float:
         groups = -(-rows // 8)
+        slices = min(num_slices, MAX_ITEMS // groups)
         items = mailbox[ITEMS_AT : ITEMS_AT + slices * groups * ITEM_BYTES].view(torch.int32).view(slices * groups, -1)
         for number, item in enumerate(items):
             first = number % groups * 8
@@ -187,16 +191,20 @@ def seconds_of_rows(share: CpuShare, mailbox: Tensor, layers: int, slices: int) 
             before = share.counts.busy_seconds
             share.ask()
             taken.append(share.counts.busy_seconds - before)
-        return min(taken)
+        return min(taken) * num_slices / slices
 
     return {rows: seconds(rows) for rows in ROWS}
 
 
 def cpu_shares(speeds: Speeds, costs: dict[int, float], slices: int) -> CpuShares:
     """Of so many slices of a layer, those that the CPU computes, so that it and the link end together. `costs`: of more rows over one."""
-    return CpuShares(
-        tuple((rows, round(slices * speeds.host / (speeds.host + speeds.link * cost))) for rows, cost in sorted(costs.items()))
-    )
+
+    def share(rows: int, cost: float) -> int:
+        """A question has room for so many items of eight rows."""
+        even = round(slices * speeds.host / (speeds.host + speeds.link * cost))
+        return min(even, MAX_ITEMS // -(-rows // 8))
+
+    return CpuShares(tuple((rows, share(rows, cost)) for rows, cost in sorted(costs.items())))
 
 
 class DenseTier:

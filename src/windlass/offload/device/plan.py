@@ -82,7 +82,10 @@ def plan_dense(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch) 
     """The same for a model without experts: slices of its feed-forwards take their place. Raises DoesNotFit."""
     sliced, width = dense_slices(demand, spec), spec.layers[0].feed_forward.intermediate_size
     if sliced.experts is None:
-        raise Impossible(f"feed-forwards of the width of {spec.name}'s cannot be kept in host memory beside a GPU yet")
+        raise Impossible(
+            f"the feed-forwards of {spec.name} ({width:,} wide) cannot be kept in host memory beside a GPU yet; use fewer bits, a larger GPU, "
+            "or --device cpu"
+        )
     # A product of this many rows takes longer than copying its weights.
     launch = msgspec.structs.replace(launch, max_step_tokens=launch.max_step_tokens or DENSE_STEP_TOKENS)
     return _plan(spec, sliced, sliced.experts, cap_bytes, launch, 3 * width + 30 * spec.hidden_size, 0)
@@ -104,7 +107,7 @@ def _plan(
             f"{format_bytes(short)} are missing; lower --context, or use a larger device",
             short,
         )
-    if launch.tiers and launch.tiers[0].device_slots:
+    if launch.tiers and launch.tiers[0].num_experts:
         on_device = min(on_device, launch.tiers[0].device_slots // layers)
     split = DeviceSplit(layers, per_layer, on_device, False)
     return DevicePlan(split, 0, kv_bytes, step_tokens, demand, pool.expert_bytes)

@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         if (is_first) state[PLACES + mine] = (u32)(-1 - at);
         if (missing && ask) to_items[number] = item;
     }
-    const bool asks = ask && num_missing;
+    const bool asks = ask && num_missing && !__ldcg(state + FAILED);
     if (asks)
         for (u32 k = i; k < rows * hidden / 8; k += 1024) to_rows[k] = __ldcg((const uint4*)x + k);
     __threadfence_system();
@@ -102,6 +102,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     ask_slices(const u16* x, u32* state, Mailbox* box, Item* to_items, uint4* to_rows, u32 rows, u32 hidden, u32 slices, u32 layer) {
     launch_next();
     wait_previous();
+    if (__ldcg(state + FAILED)) return;  // the CPU may still be at an old question; the step is worth nothing
     const u32 groups = (rows + ITEM_ROWS - 1) / ITEM_ROWS;
     for (u32 i = threadIdx.x; i < slices * groups; i += 1024) {
         const u32 first = i % groups * ITEM_ROWS;

@@ -35,7 +35,7 @@ struct Mailbox {  // kernels/cuda/sources/offload.cu and kernels/cuda/tiered.py 
     uint32_t failed;  // set by the device, which does not wait for ever
 };
 
-struct Shape {  // kernels/cpu/tile_share.py has the same
+struct Shape {  // offload/device/share.py has the same
     int64_t hidden, width, group, blocks, max_rows, threads, num_layers, plain;  // plain: packed products without special instructions, for tests
     const uint8_t* mailbox;
     int64_t items_at, rows_at, sums_at;
@@ -129,12 +129,15 @@ private:
             const double began = seconds();
             gather();
             run();
-            box().answered.store(asked, std::memory_order_release);
+            // Counted before the answer: whoever asked may look at once.
             busy.store(busy.load() + seconds() - began);
             bytes.fetch_add(experts.size() * s.blocks * (BLOCK / 8 * gate_up_tile + s.hidden / ROWS * block_bytes((int)s.group)));
+            box().answered.store(asked, std::memory_order_release);
         }
     }
     void gather() {
+        // Copied: a device that has given up on an answer may ask the next question meanwhile.
+        num_rows = std::min<uint32_t>(box().rows, (uint32_t)s.max_rows), layer = std::min<uint32_t>(box().layer, (uint32_t)s.num_layers - 1);
         uses.clear(), experts.clear(), first_use.clear();
         const Item* items = (const Item*)(s.mailbox + s.items_at);
         for (uint32_t i = 0; i < box().items; i++) {
@@ -145,7 +148,7 @@ private:
         const size_t width = s.blocks * BLOCK;
         if (act.size() < uses.size() * width) act.resize(uses.size() * width);
         if (inner.size() < uses.size() * s.blocks) inner.resize(uses.size() * s.blocks);
-        by_row.assign(box().rows, {});
+        by_row.assign(num_rows, {});
         groups.clear(), first_group.clear();
         if (packed_kernels.product && uses.size() >= packed_kernels.least * experts.size())
             for (size_t i = 0; i < experts.size(); i++) {
@@ -230,7 +233,7 @@ private:
     size_t runs() const { return (s.hidden / ROWS + RUN - 1) / RUN; }
     size_t run_tiles(size_t run) const { return std::min<size_t>(RUN, s.hidden / ROWS - run * RUN); }
     void work(uint64_t& met) {
-        each(0, box().rows * tile_blocks, [&](size_t i) { round_input(i); });
+        each(0, num_rows * tile_blocks, [&](size_t i) { round_input(i); });
         meet(met);
         if (groups.empty()) each_alone(met);
         else each_packed(met);
@@ -255,7 +258,7 @@ private:
     // Every use of an expert by itself.
     void each_alone(uint64_t& met) {
         const size_t tiles = s.blocks * BLOCK / 8;
-        const uint8_t *gate_up = s.gate_up[box().layer], *down = s.down[box().layer];
+        const uint8_t *gate_up = s.gate_up[layer], *down = s.down[layer];
         const size_t count = experts.size() * tiles;
         auto weights = [&](size_t i) { return gate_up + experts[i / tiles] * gate_up_bytes + i % tiles * gate_up_tile; };
         each_ahead(1, count, [&](size_t i, size_t next) {
@@ -275,7 +278,7 @@ private:
         auto place = [&](size_t at, size_t run) { return down + uses[in_order[at]].expert * down_bytes + run * RUN * down_tile; };
         each_ahead(3, runs(), [&](size_t run, size_t next) {
             size_t at = 0;
-            for (uint32_t row = 0; row < box().rows; row++) {
+            for (uint32_t row = 0; row < num_rows; row++) {
                 alignas(64) float sums[RUN][ROWS * LANES] = {};
                 for (int use : by_row[row]) {
                     at++;
@@ -293,7 +296,7 @@ private:
     // Uses of the same expert together.
     void each_packed(uint64_t& met) {
         const size_t tiles = s.blocks * BLOCK / 8;
-        const uint8_t *gate_up = s.gate_up[box().layer], *down = s.down[box().layer];
+        const uint8_t *gate_up = s.gate_up[layer], *down = s.down[layer];
         each(4, distinct.size() * tile_blocks, [&](size_t i) {
             const Group& group = groups[distinct[i / tile_blocks]];
             const Activations* rows[PACKED_ROWS];
@@ -333,7 +336,7 @@ private:
         meet(met);
         auto place = [&](size_t expert, size_t run) { return down + experts[expert] * down_bytes + run * RUN * down_tile; };
         each_ahead(3, runs(), [&](size_t run, size_t next) {
-            for (uint32_t row = 0; row < box().rows; row++) std::memset(sums_of(row) + run * RUN * ROWS, 0, run_tiles(run) * ROWS * sizeof(float));
+            for (uint32_t row = 0; row < num_rows; row++) std::memset(sums_of(row) + run * RUN * ROWS, 0, run_tiles(run) * ROWS * sizeof(float));
             for (size_t i = 0; i < experts.size(); i++) {
                 const int first = first_group[i], groups_here = first_group[i + 1] - first, tiles_here = (int)run_tiles(run);
                 const Packed* of_groups[MAX_GROUPS];
@@ -363,6 +366,7 @@ private:
     const Product product;
     const PackedKernels packed_kernels;
     uint32_t last;  // question
+    uint32_t num_rows = 0, layer = 0;  // of the question under way
     size_t tile_blocks, gate_up_tile, gate_up_bytes, down_tile, down_bytes;
     std::vector<Activations> x, inner;
     std::vector<Packed> packed, packed_inner;
