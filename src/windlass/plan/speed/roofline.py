@@ -30,6 +30,10 @@ more than 32: faster memory is mostly more channels or a second socket."""
 DRAFT_LAYERS = 1.5
 """A draft of the MTP layer costs as much as so many layers: its own and its head."""
 
+HOST_PRODUCT_BYTES = 900e9
+"""Of 4-bit weights that our CPU kernels multiply with one row in a second: 14 GB/s with 64 rows, on 16 cores with AVX-512
+(docs/reference/cuda-notes.md, 28)."""
+
 
 class SpeedModel:
     """Times of one fitted layout."""
@@ -166,7 +170,7 @@ class SpeedModel:
         share = self._share(rows, rates is IDEAL)
         if self.engine.cpu_layers:
             return self._with_cpu(slot, moved, share, time, rates)
-        return self._with_both(slot, moved, share, self._streamed(slot, moved, share, 1, time, rates), rates)
+        return self._with_both(slot, moved, share, rows, self._streamed(slot, moved, share, 1, time, rates), rates)
 
     def _with_cpu(self, slot: DeviceSlot, moved: Offloaded, share: float, time: StepTime, rates: Rates) -> StepTime:
         """The CPU computes what lies in host memory: all of a layer's experts, or whole layers of a dense model."""
@@ -182,12 +186,14 @@ class SpeedModel:
         disk = (share * moved.disk_experts + moved.disk_always) / (node.disk_bandwidth / self._sharing(node))
         return replace(time, host_compute=held * packed + switches * rates.host_layer_seconds, expert_fetch=disk)
 
-    def _with_both(self, slot: DeviceSlot, moved: Offloaded, share: float, time: StepTime, rates: Rates) -> StepTime:
+    def _with_both(self, slot: DeviceSlot, moved: Offloaded, share: float, rows: float, time: StepTime, rates: Rates) -> StepTime:
         """Weights in host memory beside our fused kernels: the CPU computes a part of them where they lie, while the device fetches the rest."""
         if not moved.host or not self.kernel_pass.has(slot):
             return time
         node = self.hardware.nodes[slot.node]
         both = node.ram_bandwidth / self._sharing(node) * rates.host_read
+        if rates is not IDEAL:
+            both = min(both, self._link(slot, node, rates) + HOST_PRODUCT_BYTES / self._rows_per_expert(rows))
         disk = node.disk_bandwidth / self._sharing(node) * rates.host_read
         first, last = self.fit.stages[slot.pp]
         layers = self.model.sizes.routed_layers((first, last)) if self.spec.experts is not None else last - first
