@@ -74,7 +74,10 @@ def submit(options: LaunchOptions) -> int:
 def _usual_name(command: tuple[str, ...]) -> str:
     """`train-recipe`, `serve-GLM-4.5-Air`."""
     words = [word for word in command[1:] if not word.startswith("-") and word not in ("run", "{}")]
-    return f"{command[0] if command else 'job'}{f'-{Path(words[0]).stem}' if words else ''}"
+    name = Path(words[0]).name if words else ""
+    for ending in (".toml", ".gguf", ".m"):
+        name = name.removesuffix(ending)
+    return f"{command[0] if command else 'job'}{f'-{name}' if name else ''}"
 
 
 def show(rendered: Rendered, as_json: bool) -> None:
