@@ -6,7 +6,7 @@ import sys
 
 from windlass.errors import DISTRIBUTION
 
-MESSAGE = "compiling kernels for this machine, once (about half a minute)"
+MESSAGE = "compiling kernels for this machine, once (about a minute)"
 TIMES_SLOWER = 80
 """SmolLM2-135M on two cores: decoding with PyTorch's operations instead of the compiled kernels."""
 
@@ -27,7 +27,8 @@ def compile_kernels(shown: bool, device: str = "auto") -> None:
 def warning(why: str) -> str:
     return (
         f"WARNING: no compiled CPU kernels: {why}. The answers are the same, about {TIMES_SLOWER} times slower. "
-        f"To mend it: `apt install g++`, or a wheel with kernels inside: `pip install --force-reinstall {DISTRIBUTION}`"
+        "To mend it: `apt install g++`, or on a machine that has it `make wheel` in a checkout, then here "
+        f"`pip install --force-reinstall --no-deps {DISTRIBUTION.replace('-', '_')}-*.whl`"
     )
 
 
