@@ -48,7 +48,7 @@ def show(filter_by: str, as_json: bool) -> None:
         raise BadInput(f"no known device contains {filter_by!r}; `windlass devices` lists all")
     console().print(_table(found))
     console().print(
-        f"\n{len(found)} devices. `windlass plan MODEL --on 2xH100-80GB` plans for them; several machines: "
+        f"\n{len(found)} device{'s' if len(found) > 1 else ''}. `windlass plan MODEL --on 2xH100-80GB` plans for them; several machines: "
         '--on "4x(8xH100-80GB)@400Gb"; CPUs: --on "3x(cpu:16,ram=32GB)@1Gb".',
         markup=False,
     )
