@@ -7,7 +7,7 @@ import sys
 from windlass.errors import DISTRIBUTION
 
 MESSAGE = "compiling kernels for this machine, once (about a minute)"
-TIMES_SLOWER = "70 to 300"
+TIMES_SLOWER = "40 to 300"
 """Decoding with PyTorch's operations instead of the compiled kernels on two cores: tiny-glm and SmolLM2-135M (docs/guides/install.md)."""
 
 
