@@ -70,7 +70,8 @@ harness: $(DEV)  ## lm-evaluation-harness and other people's clients, in environ
 	$(BIN)/python -m pytest -q tests/serve/clients
 
 wheel: | $(BIN)/pip  ## a wheel with the CPU kernels inside, in dist/
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(STEP) "The CPU kernels compiled (a minute or two), and the wheel" \
+		$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 # In an environment of its own: nothing else needs it.
 docs:  ## the documentation as a site, in out/site

@@ -121,3 +121,8 @@ def test_contexts_written() -> None:
 )
 def test_seconds_written(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_a_size_without_a_unit_is_answered_with_one() -> None:
+    with pytest.raises(BadInput, match="'128' has no unit; write 128GB"):
+        parse_bytes("128")

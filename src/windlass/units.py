@@ -32,6 +32,8 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
 def parse_bytes(text: str) -> int:
     """`80GB` -> 80 * 10^9, `80GiB` -> 80 * 2^30."""
     number, unit = _split(text, "a size", "80GB or 75GiB")
+    if not unit:
+        raise BadInput(f"{text!r} has no unit; write {text}GB, or MB, TB, MiB, GiB or TiB")
     if unit.lower() not in _BYTE_UNITS:
         raise BadInput(f"{text!r}: {unit!r} is not a unit of size; use MB, GB, TB, MiB, GiB or TiB")
     return round(number * _BYTE_UNITS[unit.lower()])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from windlass.cli.convert.advice import offer, warnings
+from windlass.cli.convert.run import format_of
 from windlass.units import GB
 
 pytestmark = pytest.mark.pure
@@ -35,3 +38,11 @@ def test_warnings(stored_as: str, source: int, output: int, quant: str, words: l
 )
 def test_calibration_is_offered_where_it_would_help(stored_as: str, quant: str, calibrated: bool, offered: bool) -> None:
     assert bool(offer(stored_as, quant, calibrated)) == offered
+
+
+@pytest.mark.parametrize(
+    ("out", "wanted"),
+    [("x.gguf", "gguf"), ("X.GGUF", "gguf"), ("a/x.m", "dllama"), ("Qwen2.5-7B", "hf"), ("x", "hf"), (None, "hf")],
+)
+def test_the_output_name_says_the_format(out: str | None, wanted: str) -> None:
+    assert format_of(Path(out) if out else None) == wanted

@@ -90,6 +90,11 @@ def _prepare_help(argv: list[str]) -> None:
         use_words()
 
 
+def _help_of(command: Any, argv: list[str]) -> str:
+    """The help of the command that was typed, or the list of all where there is none of that name."""
+    return f"windlass {argv[0]} --help" if argv and argv[0] in command.commands else "windlass --help"
+
+
 def invoke(argv: list[str]) -> int:
     """Runs a command; a usage error becomes BadInput, so that it is printed as one line."""
     command = typer.main.get_command(app)
@@ -107,7 +112,7 @@ def invoke(argv: list[str]) -> int:
         message = " ".join(str(usage()).split())
         if not message:  # no arguments: the help was printed
             return getattr(error, "exit_code", 2)
-        raise BadInput(f"{message} (see `windlass {argv[0] if argv else ''} --help`)") from None
+        raise BadInput(f"{message} (see `{_help_of(command, argv)}`)") from None
     if result == INTERRUPTED:  # Typer turns Ctrl-C into an exit code
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0

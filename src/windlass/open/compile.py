@@ -6,9 +6,9 @@ import sys
 
 from windlass.errors import DISTRIBUTION
 
-MESSAGE = "compiling kernels for this machine, once (about half a minute)"
-TIMES_SLOWER = 80
-"""SmolLM2-135M on two cores: decoding with PyTorch's operations instead of the compiled kernels."""
+MESSAGE = "compiling kernels for this machine, once (about a minute)"
+TIMES_SLOWER = "40 to 300"
+"""Decoding with PyTorch's operations instead of the compiled kernels on two cores: tiny-glm and SmolLM2-135M (docs/guides/install.md)."""
 
 
 def compile_kernels(shown: bool, device: str = "auto") -> None:
@@ -26,8 +26,9 @@ def compile_kernels(shown: bool, device: str = "auto") -> None:
 
 def warning(why: str) -> str:
     return (
-        f"WARNING: no compiled CPU kernels: {why}. The answers are the same, about {TIMES_SLOWER} times slower. "
-        f"To mend it: `apt install g++`, or a wheel with kernels inside: `pip install --force-reinstall {DISTRIBUTION}`"
+        f"WARNING: no compiled CPU kernels: {why}. The answers are the same, {TIMES_SLOWER} times slower. "
+        "To mend it: `apt install g++`, or on a machine that has it `make wheel` in a checkout, then here "
+        f"`pip install --force-reinstall --no-deps {DISTRIBUTION.replace('-', '_')}-*.whl`"
     )
 
 

@@ -37,6 +37,9 @@ def test_devices_are_those_that_plans_take(capsys: pytest.CaptureFixture[str]) -
     assert run(["devices", "4090"]) == 0
     shown = capsys.readouterr().out
     assert "RTX-4090" in shown and "H200" not in shown
+    for written in ("rtx4090", "RTX 4090", "rtx_4090"):
+        assert run(["devices", written]) == 0
+        assert "RTX-4090" in capsys.readouterr().out
     assert run(["devices", "abacus"]) == 2
     assert "windlass devices" in capsys.readouterr().err
 
@@ -123,3 +126,12 @@ def test_help_shows_no_python_types(command: list[str], capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert not [kind for kind in ("<bool>", "<str>", "<int>", "<list", "<path>") if kind in shown]
     assert "--help" in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [(["help"], "`windlass --help`"), (["serv", "x"], "`windlass --help`"), (["run", "--promt"], "`windlass run --help`")],
+)
+def test_a_usage_error_names_help_that_exists(typed: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(typed) == 2
+    assert f"(see {hint})" in capsys.readouterr().err

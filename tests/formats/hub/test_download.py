@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from windlass.formats.hub.hub import select_files
+from windlass.formats.hub.hub import WITHOUT_HUB, select_files
 from windlass.formats.hub.progress import DownloadProgress, reporting
 
 pytestmark = pytest.mark.pure
@@ -322,7 +322,7 @@ def test_what_is_here_is_enough_without_the_hub(hub: Server, tmp_path: Path) -> 
     assert pulled[0] == 0
     assert run(PULL, hub.endpoint, tmp_path, HF_HUB_OFFLINE="1") == pulled
     code, message = run("    pull('org/other')", hub.endpoint, tmp_path, HF_HUB_OFFLINE="1")
-    assert (code, message) == (2, "org/other is not in the registry, and the hub cannot be reached")
+    assert (code, message) == (2, f"org/other is not on this disk, and the hub cannot be reached; {WITHOUT_HUB}")
 
 
 def test_half_of_a_model_is_not_enough(hub: Server, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from windlass.errors import MissingExtra
-from windlass.formats.hub.hub import fetch_config, looks_like_hub_name
+from windlass.formats.hub.hub import WITHOUT_HUB, fetch_config, looks_like_hub_name
 
 pytestmark = pytest.mark.pure
 
@@ -142,7 +142,7 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     """Offline by wish, which is the quick way there: without it huggingface_hub tries for 23 seconds."""
     code, message = fetch("org/whole", NOBODY, tmp_path, HF_HUB_OFFLINE="1")
     assert code == 2
-    assert message == "org/whole is not in the registry, and the hub cannot be reached"
+    assert message == f"org/whole is not on this disk, and the hub cannot be reached; {WITHOUT_HUB}"
 
 
 def test_what_was_fetched_once_is_found_without_the_hub(endpoint: str, tmp_path: Path) -> None:

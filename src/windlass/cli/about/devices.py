@@ -13,10 +13,14 @@ from windlass.units import format_bytes
 
 
 def rows(filter_by: str) -> list[dict[str, Any]]:
-    """Devices whose name or alias contains the text, smallest memory first."""
-    wanted = filter_by.lower()
-    found = [name for name, entry in catalog().items() if any(wanted in text.lower() for text in (name, *entry.aliases))]
+    """Devices whose name or alias contains the text, smallest memory first; `rtx 4090` and `rtx4090` are RTX-4090."""
+    wanted = _letters(filter_by)
+    found = [name for name, entry in catalog().items() if any(wanted in _letters(text) for text in (name, *entry.aliases))]
     return sorted((_row(name) for name in found), key=lambda row: (row["memory_bytes"], row["name"]))
+
+
+def _letters(text: str) -> str:
+    return "".join(letter for letter in text.lower() if letter.isalnum())
 
 
 def _row(name: str) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def show(filter_by: str, as_json: bool) -> None:
         raise BadInput(f"no known device contains {filter_by!r}; `windlass devices` lists all")
     console().print(_table(found))
     console().print(
-        f"\n{len(found)} devices. `windlass plan MODEL --on 2xH100-80GB` plans for them; several machines: "
+        f"\n{len(found)} device{'s' if len(found) > 1 else ''}. `windlass plan MODEL --on 2xH100-80GB` plans for them; several machines: "
         '--on "4x(8xH100-80GB)@400Gb"; CPUs: --on "3x(cpu:16,ram=32GB)@1Gb".',
         markup=False,
     )

@@ -16,7 +16,7 @@ windlass convert SmolLM2-135M-Instruct.gguf ./smollm2 --quant int8
 
 windlass convert ./Llama-3.1-8B ./out --quant int4 --to dllama
 
-windlass convert ./Qwen3-8B ./Qwen3-8B.gguf --to gguf --quant Q4_K_M"""
+windlass convert ./Qwen3-8B ./Qwen3-8B.gguf --quant Q4_K_M"""
 
 
 def convert(
@@ -32,9 +32,10 @@ def convert(
         "", metavar="self|FILE", help="Calibrate int4 on text sampled from the model itself, or on a text file."
     ),
     to: str = typer.Option(
-        "hf",
+        "",
         metavar="hf|gguf|dllama",
-        help="Output format: Hugging Face directory, one GGUF file, or Distributed Llama .m and .t files.",
+        help="Output format: Hugging Face directory, one GGUF file, or Distributed Llama .m and .t files; "
+        "without it, OUT's ending decides (.gguf, .m), else hf.",
     ),
     out_dir: Path | None = typer.Option(None, metavar="DIR", help="Convert several SOURCEs, each to a directory in DIR."),
     max_memory: str = typer.Option("2GB", metavar="2GB", help="Memory limit for the conversion, excluding the program itself."),

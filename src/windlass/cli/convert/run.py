@@ -42,6 +42,7 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(arguments: list[str], out_dir: Path | None, options: ConvertOptions) -> int:
     pairs = _pairs(arguments, out_dir, options)
+    options = msgspec.structs.replace(options, to=options.to or format_of(pairs[0][1] if out_dir is None else None))
     _check(options)
     _need_torch()
     reports = [_one(source, out, options) for source, out in pairs]
@@ -49,6 +50,11 @@ def run(arguments: list[str], out_dir: Path | None, options: ConvertOptions) -> 
         shown = reports[0] if out_dir is None else reports
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(shown), indent=2).decode() + "\n")
     return 0
+
+
+def format_of(out: Path | None) -> str:
+    """What the name of the output asks for: a directory called `model.gguf` is nobody's wish."""
+    return {".gguf": "gguf", ".m": "dllama"}.get(out.suffix.lower() if out else "", "hf")
 
 
 def _pairs(arguments: list[str], out_dir: Path | None, options: ConvertOptions) -> list[tuple[str, Path]]:

@@ -287,6 +287,9 @@ def _hub_exceptions(errors: Any) -> list[type[Exception]]:
     return [*found, getattr(errors, "XetDownloadError", OSError)]
 
 
+WITHOUT_HUB = "check the network, or copy the model here and name its directory or .gguf file"
+
+
 def _explanation(hub: Any, name: str, task: str, error: Exception) -> str:
     errors, looking = hub.errors, task == "looked up"
     first_line = (str(error).splitlines() or [type(error).__name__])[0]
@@ -297,11 +300,11 @@ def _explanation(hub: Any, name: str, task: str, error: Exception) -> str:
         case errors.RepositoryNotFoundError():
             return f"model {name} not found on the hub (if it is private, set HF_TOKEN)"
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled() if looking:
-            return f"{name} is not in the registry, and the hub cannot be reached"
+            return f"{name} is not on this disk, and the hub cannot be reached; {WITHOUT_HUB}"
         case errors.EntryNotFoundError() if looking and not isinstance(error, errors.LocalEntryNotFoundError):
             return f"{name} on the hub has no config.json"
         case OSError() | errors.HTTPError() if looking and _is_unreachable(error):
-            return f"{name} is not in the registry, and the hub cannot be reached ({first_line})"
+            return f"{name} is not on this disk, and the hub cannot be reached ({first_line}); {WITHOUT_HUB}"
         case _ if looking:
             return f"{name} could not be looked up on the hub: {first_line}"
         case _:
