@@ -121,7 +121,7 @@ def coded_columns(store: TensorStore, shard: TensorShard) -> ReadCodes:
 
 def coded_reader(store: TensorStore, shard: TensorShard) -> ReadCodes:
     """PackedRows of ours start..stop, all inputs."""
-    base = _stored_rows(store, shard, storage_format(store, shard))
+    base = _stored_rows(store, shard, storage_format(store, shard.tensor, shard.location))
     first, rows = first_row(shard.tensor, shard.location), row_selection(shard.tensor, shard.location)
 
     def read(start: int, stop: int) -> CodedRows:
