@@ -60,6 +60,10 @@ class SafetensorsStore:
         """Stored bytes into a caller's buffer."""
         self._reader.read_into(self.info(name), byte_offset, buffer)
 
+    def read_pieces(self, pieces: Sequence[tuple[str, int, memoryview]]) -> None:
+        """The same for many tensors; neighbours in a file are read in one go."""
+        self._reader.read_pieces([(self.info(name), byte_offset, buffer) for name, byte_offset, buffer in pieces])
+
     def close(self) -> None:
         self._reader.close()
 

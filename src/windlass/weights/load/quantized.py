@@ -43,8 +43,8 @@ class CodedRows:
             return self
 
         def cut(tensor: Tensor) -> Tensor:
-            width = tensor.shape[1]
-            return tensor if width == 1 else tensor[:, width * left // num_in : width * right // num_in]
+            width = tensor.shape[-1]
+            return tensor if width == 1 else tensor[..., width * left // num_in : width * right // num_in]
 
         return self._map(cut)
 
