@@ -15,8 +15,8 @@ from torch import Tensor
 from windlass.core.model import Frozen
 from windlass.core.ports import PieceStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
+from windlass.weights.load.coded_rows import CodedRows
 from windlass.weights.load.prefetch import DEVICE_WORKERS, prefetch
-from windlass.weights.load.quantized import CodedRows
 from windlass.weights.tensors.readers import row_selection
 from windlass.weights.tensors.shards import TensorShard
 from windlass.weights.tensors.storage_format import CodeFormat
@@ -54,7 +54,9 @@ class ExpertBytes(Frozen):
 def expert_bytes(store: TensorStore, experts: Experts, codes: CodeFormat, slice_bytes: int) -> ExpertBytes | None:
     """None where experts are to be read one by one: another format or store, rows that lie apart, or a single matrix in many slices."""
     first = experts[0]
-    packed = all(shard.location.packed and row_selection(shard.tensor, shard.location) is None for one in experts for shard in one)
+    packed = all(
+        shard.location.packed and row_selection(shard.tensor, shard.location) is None for one in experts for shard in one
+    )
     alike = all(shard.columns == first[0].columns and shard.tensor.shape[1] == first[0].tensor.shape[1] for shard in first)
     if len(experts) == 1 or not hasattr(store, "read_pieces") or codes.kind not in ("int4", "int8") or not (packed and alike):
         return None

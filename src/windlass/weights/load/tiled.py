@@ -9,8 +9,9 @@ import torch
 from windlass.core.fused import TILE_ROWS
 from windlass.core.ports import TensorStore
 from windlass.kernels.cuda.layout import TileLoader, Tiles, empty, repack
+from windlass.weights.load.coded_rows import CodedRows
 from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, prefetch
-from windlass.weights.load.quantized import CodedRows, Job, coded_jobs
+from windlass.weights.load.quantized import Job, coded_jobs
 from windlass.weights.load.stacks import expert_bytes, read_experts
 from windlass.weights.tensors.shards import TensorShard
 from windlass.weights.tensors.storage_format import CodeFormat
