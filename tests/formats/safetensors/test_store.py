@@ -268,13 +268,13 @@ def test_an_index_with_a_name_twice(make_file: Make, tmp_path: Path) -> None:
     [
         '{"weight_map": {"a:b": "m.safetensors", "a:b": "m.safetensors"}}',
         '{"weight_map": {"a:b": "m.safetensors", "\\u0061:b": "m.safetensors"}}',
-        '{"weight_map": {"a:b": "x.safetensors"}, "weight_map": {"a:b": "m.safetensors"}}',
-        '{"metadata": {"x": 1, "x": 2}, "weight_map": {"a:b": "m.safetensors"}}',
-        '{"metadata": {"x": {"weight_map": {}, "weight_map": {}}}, "weight_map": {"a:b": "m.safetensors"}}',
+        '{"weight_map": {"a": "x.safetensors"}, "weight_map": {"a": "m.safetensors"}}',
+        '{"metadata": {"x": 1, "x": 2}, "weight_map": {"a": "m.safetensors"}}',
+        '{"metadata": {"x": {"weight_map": {}, "weight_map": {}}}, "weight_map": {"a": "m.safetensors"}}',
     ],
 )
 def test_an_index_with_any_key_twice(make_file: Make, tmp_path: Path, text: str) -> None:
-    make_file("m.safetensors", **{"a:b": U8})
+    make_file("m.safetensors", **{"a:b": U8, "a": U8})
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(BadCheckpoint, match="is listed twice in the index"):
         open_store(tmp_path)

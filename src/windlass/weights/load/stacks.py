@@ -31,6 +31,7 @@ class ExpertBytes(Frozen):
     """One expert in a buffer; rows have all stored inputs, of which a rank may hold some."""
 
     num_rows: int
+    inputs: int
     words: int
     """Codes of a row, in 32-bit words."""
     groups: int
@@ -50,6 +51,10 @@ class ExpertBytes(Frozen):
     def num_bytes(self) -> int:
         return self.num_rows * (self.code_row + self.scale_row)
 
+    def at_once(self, slice_bytes: int) -> int:
+        """Experts to a buffer. A weight counts as a byte, as in slices of single matrices, so that as much memory is in flight."""
+        return slice_bytes // (self.num_rows * self.inputs)
+
 
 def expert_bytes(store: TensorStore, experts: Experts, codes: CodeFormat, slice_bytes: int) -> ExpertBytes | None:
     """None where experts are to be read one by one: another format or store, rows that lie apart, or a single matrix in many slices."""
@@ -62,19 +67,20 @@ def expert_bytes(store: TensorStore, experts: Experts, codes: CodeFormat, slice_
         return None
     name = first[0].location.name
     words, groups = store.shape(f"{name}_packed")[-1], store.shape(f"{name}_scale")[-1]
-    made = ExpertBytes(num_rows=sum(shard.num_rows for shard in first), words=words, groups=groups, scale=codes.scale)
-    return made if made.num_bytes <= slice_bytes else None
+    num_rows, inputs = sum(shard.num_rows for shard in first), first[0].tensor.shape[1]
+    made = ExpertBytes(num_rows=num_rows, inputs=inputs, words=words, groups=groups, scale=codes.scale)
+    return made if made.at_once(slice_bytes) else None
 
 
 def read_experts(
     store: TensorStore, experts: Experts, of: ExpertBytes, slice_bytes: int, device: torch.device
 ) -> Iterator[tuple[int, CodedRows]]:
     """First expert, and its and its successors' codes [experts, rows, words] and scales [experts, rows, groups] on the device."""
-    step, shard = slice_bytes // of.num_bytes, experts[0][0]
+    step = of.at_once(slice_bytes)
     jobs = [_job(cast(PieceStore, store), experts, start, step, of, device) for start in range(0, len(experts), step)]
     for start, raw in prefetch(jobs, DEVICE_WORKERS):
         rows = _cut(raw.to(device, non_blocking=True), of)
-        yield start, rows.columns(*shard.columns, shard.tensor.shape[1])
+        yield start, rows.columns(*experts[0][0].columns, of.inputs)
 
 
 def _job(
