@@ -96,8 +96,11 @@ def test_bytes_into_a_buffer(make_file: Make, tmp_path: Path) -> None:
     ),
     most=st.integers(1, 12),
     buffers_at_once=st.integers(1, 4),
+    gap=st.integers(0, 5),
 )
-def test_any_pieces(make_file: Make, tmp_path: Path, wanted: list[tuple[str, int, int]], most: int, buffers_at_once: int) -> None:
+def test_any_pieces(
+    make_file: Make, tmp_path: Path, wanted: list[tuple[str, int, int]], most: int, buffers_at_once: int, gap: int
+) -> None:
     """Of two files, in any order, overlapping too, with reads that return less than was asked for."""
     stored = {name: bytes(range(10 * number, 10 * number + 9)) for number, name in enumerate("abcd")}
     make_file("model-1.safetensors", a=("U8", [9], stored["a"]), b=("U8", [9], stored["b"]))
@@ -115,19 +118,24 @@ def test_any_pieces(make_file: Make, tmp_path: Path, wanted: list[tuple[str, int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader_module.os, "preadv", short)
         patch.setattr(reader_module, "MAX_BUFFERS", buffers_at_once)
+        patch.setattr(reader_module, "MAX_GAP_BYTES", gap)
         pieces = zip(wanted, buffers, strict=True)
         SafetensorsStore(tmp_path).read_pieces([(name, start, memoryview(into)) for (name, start, _), into in pieces])
     assert buffers == [stored[name][start:stop] for name, start, stop in wanted]
 
 
-def test_pieces_one_after_another_are_one_read(make_file: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gap", "expected"), [(2, [2, 2]), (3, [5])])  # c lies between
+def test_pieces_one_after_another_are_one_read(
+    make_file: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr(reader_module, "MAX_GAP_BYTES", gap)
     make_file("model.safetensors", **{name: ("U8", [3], name.encode() * 3) for name in "abcde"})
     store, reads, real = SafetensorsStore(tmp_path), list[int](), os.preadv
     monkeypatch.setattr(reader_module.os, "preadv", lambda file, into, at: reads.append(len(into)) or real(file, into, at))
     found = {name: bytearray(3) for name in "ebad"}
     store.read_pieces([(name, 0, memoryview(into)) for name, into in found.items()])
     assert found == {name: name.encode() * 3 for name in "ebad"}
-    assert reads == [2, 2]  # c lies between
+    assert reads == expected
     with pytest.raises(IndexError, match=r"bytes 1\.\.4 of b, which has 3"):
         store.read_pieces([("a", 0, memoryview(bytearray(3))), ("b", 1, memoryview(bytearray(3)))])
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Piece = tuple[TensorInfo, int, memoryview]
 """A tensor, an offset in its bytes, and the buffer for what follows."""
+MAX_GAP_BYTES = 4096
+"""Between pieces that are read in one go: what packed matrices have there is their shape, 16 bytes. Less than a read costs."""
 MAX_BUFFERS = 1024
 """Of one preadv (IOV_MAX of Linux and macOS)."""
 
@@ -80,17 +82,21 @@ def _check_bytes(info: TensorInfo, byte_offset: int, buffer: memoryview) -> None
 
 
 def _runs(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Pieces in file order, cut where the next does not begin at the end of the one before."""
+    """Pieces in file order, cut where the next does not begin at the end of the one before, or soon after it."""
     files: dict[Path, list[Piece]] = {}
     for piece in pieces:
         if piece[2].nbytes:
             files.setdefault(piece[0].file, []).append(piece)
     found: list[list[Piece]] = []
     for of_file in files.values():
-        end = -1
+        end = -MAX_GAP_BYTES - 1
         for piece in sorted(of_file, key=_position):
-            if _position(piece) != end or len(found[-1]) == MAX_BUFFERS:
+            gap = _position(piece) - end
+            if not 0 <= gap <= MAX_GAP_BYTES or len(found[-1]) + bool(gap) >= MAX_BUFFERS:
                 found.append([])
+            elif gap:
+                info = found[-1][-1][0]
+                found[-1].append((info, end - info.start, memoryview(bytearray(gap))))
             found[-1].append(piece)
             end = _position(piece) + piece[2].nbytes
     return found
