@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from windlass.core.metrics.watched import Watched
@@ -39,6 +39,14 @@ class ByteStore(TensorStore, Protocol):
     """A store that can also read stored bytes straight into a buffer (safetensors)."""
 
     def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None: ...
+
+
+class PieceStore(TensorStore, Protocol):
+    """A store that also reads many tensors in a few large reads (safetensors)."""
+
+    def read_pieces(self, pieces: Sequence[tuple[str, int, memoryview]]) -> None:
+        """Of each (tensor, offset in its bytes, buffer), stored bytes into the buffer."""
+        ...
 
 
 class BlockStore(TensorStore, Protocol):

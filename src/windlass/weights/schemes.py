@@ -14,8 +14,12 @@ from windlass.core.scheme import GROUPS, Scheme, scheme
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import ModelTensor
+<<<<<<< HEAD
 from windlass.weights.tensors.shards import RankShare, shard_of
 from windlass.weights.tensors.storage_format import StorageFormat, storage_format
+=======
+from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, StorageFormats
+>>>>>>> opening
 from windlass.weights.tensors.tensor_index import TensorIndex
 from windlass.weights.tensors.validate import locate_tensors, missing_tensor
 
@@ -66,9 +70,10 @@ def _forms(opened: OpenedModel) -> Iterator[tuple[ModelTensor, StorageFormat]]:
     """Of the layers' matrices; embedding and head are split by rows, so groups do not matter."""
     locations, spec = opened.locations or locate_tensors(opened.rules, opened.store), opened.spec
     experts = (0, spec.experts.num_experts) if spec.experts else None
+    forms = StorageFormats(opened.store)
     for ours in TensorIndex(opened.rules).held(spec, (0, spec.num_layers), experts):
         if ours.layer is None or len(ours.shape) < 2:
             continue
         if ours.name not in locations:
             raise missing_tensor(ours)
-        yield ours, storage_format(opened.store, shard_of(ours, locations[ours.name], RankShare()))
+        yield ours, forms.of(ours, locations[ours.name])

@@ -137,8 +137,7 @@ def _check_quantization(config: Mapping[str, Any], path: Path) -> None:
 def _digest(store: TensorStore, path: Path) -> str:
     """Names, dtypes, shapes and modification times, so that other weights of the same shape differ."""
     found = hashlib.sha256(msgspec.json.encode(store.config, order="sorted"))
-    for name in sorted(store.names()):
-        found.update(f"{name} {store.dtype(name)} {store.shape(name)}\n".encode())
+    found.update("".join(f"{name} {store.dtype(name)} {store.shape(name)}\n" for name in sorted(store.names())).encode())
     for file in weight_files(path):
         state = file.stat()
         found.update(f"{file.name} {state.st_size} {state.st_mtime_ns}\n".encode())

@@ -153,6 +153,12 @@ def test_keys_that_stand_twice(tmp_path: Path, header: bytes, key: str) -> None:
     assert caught.value.tensor == key
 
 
+@pytest.mark.parametrize("name", ["a", "a:b", '"dtype":', "::::"])
+def test_names_with_colons_are_not_taken_for_keys(tmp_path: Path, name: str) -> None:
+    entries = {"__metadata__": {"x:y": ":"}, name: entry(0, 3), "b": entry(3, 6)}
+    assert [info.name for info in read_header(file_of(tmp_path, entries, 6))] == [name, "b"]
+
+
 def test_equal_keys_of_different_objects_are_no_repetition() -> None:
     assert repeated_key(b'{"a":' + A + b',"b":' + B + b"}") is None
 

@@ -89,6 +89,66 @@ def test_bytes_into_a_buffer(make_file: Make, tmp_path: Path) -> None:
         store.read_into("a", 4, memoryview(buffer))
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    wanted=st.lists(
+        st.tuples(st.sampled_from("abcd"), st.integers(0, 9), st.integers(0, 9)).filter(lambda one: one[1] <= one[2])
+    ),
+    most=st.integers(1, 12),
+    buffers_at_once=st.integers(1, 4),
+    gap=st.integers(0, 5),
+)
+def test_any_pieces(
+    make_file: Make, tmp_path: Path, wanted: list[tuple[str, int, int]], most: int, buffers_at_once: int, gap: int
+) -> None:
+    """Of two files, in any order, overlapping too, with reads that return less than was asked for."""
+    stored = {name: bytes(range(10 * number, 10 * number + 9)) for number, name in enumerate("abcd")}
+    make_file("model-1.safetensors", a=("U8", [9], stored["a"]), b=("U8", [9], stored["b"]))
+    make_file("model-2.safetensors", c=("U8", [9], stored["c"]), d=("U8", [9], stored["d"]))
+    buffers, real = [bytearray(stop - start) for _, start, stop in wanted], os.preadv
+
+    def short(file: int, into: list[memoryview], at: int) -> int:
+        assert len(into) <= buffers_at_once and all(len(one) for one in into)
+        room, some = most, list[memoryview]()
+        for one in into:
+            some.append(one[:room])
+            room -= len(some[-1])
+        return real(file, [one for one in some if len(one)], at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader_module.os, "preadv", short)
+        patch.setattr(reader_module, "MAX_BUFFERS", buffers_at_once)
+        patch.setattr(reader_module, "MAX_GAP_BYTES", gap)
+        pieces = zip(wanted, buffers, strict=True)
+        SafetensorsStore(tmp_path).read_pieces([(name, start, memoryview(into)) for (name, start, _), into in pieces])
+    assert buffers == [stored[name][start:stop] for name, start, stop in wanted]
+
+
+@pytest.mark.parametrize(("gap", "expected"), [(2, [2, 2]), (3, [5])])  # c lies between
+def test_pieces_one_after_another_are_one_read(
+    make_file: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr(reader_module, "MAX_GAP_BYTES", gap)
+    make_file("model.safetensors", **{name: ("U8", [3], name.encode() * 3) for name in "abcde"})
+    store, reads, real = SafetensorsStore(tmp_path), list[int](), os.preadv
+    monkeypatch.setattr(reader_module.os, "preadv", lambda file, into, at: reads.append(len(into)) or real(file, into, at))
+    found = {name: bytearray(3) for name in "ebad"}
+    store.read_pieces([(name, 0, memoryview(into)) for name, into in found.items()])
+    assert found == {name: name.encode() * 3 for name in "ebad"}
+    assert reads == expected
+    with pytest.raises(IndexError, match=r"bytes 1\.\.4 of b, which has 3"):
+        store.read_pieces([("a", 0, memoryview(bytearray(3))), ("b", 1, memoryview(bytearray(3)))])
+
+
+def test_pieces_of_a_file_cut_short(make_file: Make, tmp_path: Path) -> None:
+    file = make_file("model.safetensors", a=U8, b=U8, c=U8)
+    store = SafetensorsStore(tmp_path)
+    os.truncate(file, file.stat().st_size - 4)
+    with pytest.raises(BadCheckpoint, match="truncated") as caught:
+        store.read_pieces([(name, 0, memoryview(bytearray(3))) for name in "abc"])
+    assert caught.value.tensor == "b"  # the first that is not all there
+
+
 def test_what_is_read_is_ones_own(make_file: Make, tmp_path: Path) -> None:
     file = make_file("model.safetensors", a=U8)
     before = file.read_bytes()
@@ -209,6 +269,29 @@ def test_an_index_with_a_name_twice(make_file: Make, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(BadCheckpoint, match="tensor a, byte 16: is listed twice in the index"):
         open_store(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"weight_map": {"a:b": "m.safetensors", "a:b": "m.safetensors"}}',
+        '{"weight_map": {"a:b": "m.safetensors", "\\u0061:b": "m.safetensors"}}',
+        '{"weight_map": {"a": "x.safetensors"}, "weight_map": {"a": "m.safetensors"}}',
+        '{"metadata": {"x": 1, "x": 2}, "weight_map": {"a": "m.safetensors"}}',
+        '{"metadata": {"x": {"weight_map": {}, "weight_map": {}}}, "weight_map": {"a": "m.safetensors"}}',
+    ],
+)
+def test_an_index_with_any_key_twice(make_file: Make, tmp_path: Path, text: str) -> None:
+    make_file("m.safetensors", **{"a:b": U8, "a": U8})
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(BadCheckpoint, match="is listed twice in the index"):
+        open_store(tmp_path)
+
+
+def test_an_index_of_names_with_colons(make_file: Make, make_index: Make, tmp_path: Path) -> None:
+    make_file("m.safetensors", **{"a:b": U8, "c": U8})
+    make_index(**{"a:b": "m.safetensors", "c": "m.safetensors"})
+    assert set(open_store(tmp_path).names()) == {"a:b", "c"}
 
 
 @pytest.mark.parametrize(

@@ -39,5 +39,5 @@ def needed(opened: OpenedModel, placement: Placement, layout: Layout, rank: int)
     share = RankShare(placement=placement, tp_index=at.tp)
     experts = share.experts(spec.experts.num_experts) if spec.experts else None
     held = TensorIndex(opened.rules).held(spec, placement.stages[at.pp], experts)
-    parts = (shard_of(ours, opened.locations[ours.name], share) for ours in held)
+    parts = (shard_of(ours, opened.locations[ours.name], share.slices(ours.rule)) for ours in held)
     return disjoint(one for part in parts for one in stored_slices(opened.store, part))

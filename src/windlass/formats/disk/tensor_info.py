@@ -7,7 +7,7 @@ from pathlib import Path
 from windlass.core.model import Frozen
 
 
-class TensorInfo(Frozen):
+class TensorInfo(Frozen, gc=False):  # a checkpoint has tens of thousands, and they hold no cycles
     name: str
     dtype: str
     """As safetensors spells it."""

@@ -23,7 +23,7 @@ SECOND_COPY = "consolidated"
 class _Index(msgspec.Struct):
     """`metadata` is ignored; it repeats what the files say."""
 
-    weight_map: dict[str, str]
+    weight_map: msgspec.Raw
 
 
 def read_index(index: Path) -> dict[str, str]:
@@ -32,8 +32,9 @@ def read_index(index: Path) -> dict[str, str]:
         if index.stat().st_size > MAX_HEADER_BYTES:
             raise BadCheckpoint(f"is not a safetensors index: more than {MAX_HEADER_BYTES} bytes", index)
         text = index.read_bytes()
-        weight_map = msgspec.json.decode(text, type=_Index).weight_map
-        name = repeated_key(text)
+        raw = msgspec.json.decode(text, type=_Index).weight_map
+        weight_map = msgspec.json.decode(raw, type=dict[str, str])
+        name = _repeated_key(text, bytes(raw), len(weight_map))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{index} is not a safetensors index: {error}") from None
     except OSError as error:
@@ -43,6 +44,13 @@ def read_index(index: Path) -> dict[str, str]:
             "is listed twice in the index", index, name, max(text.find(f'"{name}"'.encode("utf-8", "replace")), 0)
         )
     return weight_map
+
+
+def _repeated_key(text: bytes, weight_map: bytes, num_names: int) -> str | None:
+    """As `repeated_key`, without parsing the names once more where they have no more colons than distinct keys."""
+    if weight_map.count(b":") == num_names and repeated_key(text.replace(weight_map, b"null", 1)) is None:
+        return None
+    return repeated_key(text)
 
 
 def safetensors_files(directory: Path) -> list[str]:

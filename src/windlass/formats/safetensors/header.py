@@ -35,12 +35,13 @@ _LARGEST = 2**63 - 1
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Entry(Frozen):
+class _Entry(Frozen, gc=False):
     dtype: str
     shape: tuple[_Size, ...]
     data_offsets: tuple[_Size, _Size]
 
 
+_KEYS_OF_ENTRY = 1 + len(_Entry.__struct_fields__)
 _ENTRY = msgspec.json.Decoder(_Entry)
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRINGS = msgspec.json.Decoder(dict[str, str])
@@ -49,8 +50,11 @@ _STRINGS = msgspec.json.Decoder(dict[str, str])
 def read_header(path: Path) -> tuple[TensorInfo, ...]:
     """Every tensor of the file, in file order. Raises BadCheckpoint on any inconsistency."""
     header, file_bytes = read_header_bytes(path)
-    infos = [_info(path, name, raw, header) for name, raw in _entries(path, header)]
-    _refuse_repeated_key(path, header)
+    entries, num_metadata = _entries(path, header)
+    sizes: dict[tuple[str, tuple[int, ...]], int] = {}
+    infos = [_info(path, name, raw, header, sizes) for name, raw in entries]
+    if header.count(b":") != len(entries) * _KEYS_OF_ENTRY + num_metadata:  # no more colons than distinct keys: none is repeated
+        _refuse_repeated_key(path, header)
     infos.sort(key=lambda info: (info.start, info.num_bytes))
     _check_tiling(path, infos, LENGTH_BYTES + len(header), file_bytes)
     return tuple(infos)
@@ -84,25 +88,26 @@ def _check_length(path: Path, length: int, file_bytes: int) -> None:
         raise BadCheckpoint(f"its header claims {length} bytes; at most {MAX_HEADER_BYTES} are read", path, offset=0)
 
 
-def _entries(path: Path, header: bytes) -> list[tuple[str, msgspec.Raw]]:
-    """Names and unparsed values; Raw keeps a hostile header from becoming a large tree of objects."""
+def _entries(path: Path, header: bytes) -> tuple[list[tuple[str, msgspec.Raw]], int]:
+    """Names and unparsed values, and the number of keys of the metadata; Raw keeps a hostile header from becoming a large tree of objects."""
     if not header.startswith(b"{"):
         raise BadCheckpoint("damaged header: not a JSON object", path, offset=LENGTH_BYTES)
     try:
         entries = _OBJECT.decode(header)
         metadata = entries.pop(METADATA, None)
-        if metadata is not None:
-            _STRINGS.decode(metadata)
+        num_metadata = 0 if metadata is None else 1 + len(_STRINGS.decode(metadata))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadCheckpoint(f"damaged header: {error}", path, offset=LENGTH_BYTES) from None
-    return list(entries.items())
+    return list(entries.items()), num_metadata
 
 
-def _info(path: Path, name: str, raw: msgspec.Raw, header: bytes) -> TensorInfo:
+def _info(path: Path, name: str, raw: msgspec.Raw, header: bytes, sizes: dict[tuple[str, tuple[int, ...]], int]) -> TensorInfo:
+    """`sizes`: bytes of a dtype and shape, filled as they occur; there are few."""
     try:
         entry = _ENTRY.decode(raw)
         start, stop = entry.data_offsets
-        num_bytes = _num_bytes(entry)
+        form = entry.dtype, entry.shape
+        num_bytes = sizes[form] if form in sizes else sizes.setdefault(form, _num_bytes(entry))
         if start > stop:
             raise ValueError(f"its bytes begin at {start} and end at {stop}")
         if stop - start != num_bytes:

@@ -32,10 +32,11 @@ class SafetensorsStore:
         self.directory = directory
         index = _read_index(directory) if files is None else {}
         names = _file_names(directory, index) if files is None else list(files)
-        real_files = {directory / name: file_within(directory, name) for name in names}
+        files_named = {name: directory / name for name in names}
+        real_files = {file: file_within(directory, name) for name, file in files_named.items()}
         self._reader = TensorReader(real_files)
         self._tensors = _tensors(directory, real_files)
-        _check_index(directory, index, self._tensors)
+        _check_index(directory, index, files_named, self._tensors)
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -47,9 +48,10 @@ class SafetensorsStore:
         return self.info(name).dtype
 
     def info(self, name: str) -> TensorInfo:
-        if name not in self._tensors:
+        found = self._tensors.get(name)
+        if found is None:
             raise BadCheckpoint("no such tensor in the checkpoint", self.directory, name)
-        return self._tensors[name]
+        return found
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self._reader.read(self.info(name), start, stop)
@@ -57,6 +59,10 @@ class SafetensorsStore:
     def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None:
         """Stored bytes into a caller's buffer."""
         self._reader.read_into(self.info(name), byte_offset, buffer)
+
+    def read_pieces(self, pieces: Sequence[tuple[str, int, memoryview]]) -> None:
+        """The same for many tensors; neighbours in a file are read in one go."""
+        self._reader.read_pieces([(self.info(name), byte_offset, buffer) for name, byte_offset, buffer in pieces])
 
     def close(self) -> None:
         self._reader.close()
@@ -100,10 +106,12 @@ def _tensors(directory: Path, files: Iterable[Path]) -> dict[str, TensorInfo]:
     return found
 
 
-def _check_index(directory: Path, index: dict[str, str], tensors: dict[str, TensorInfo]) -> None:
+def _check_index(directory: Path, index: dict[str, str], files: dict[str, Path], tensors: dict[str, TensorInfo]) -> None:
+    """`files`: those that `tensors` name, so that equal ones are nearly always identical; comparing paths is slow."""
     for name, file in index.items():
-        if name not in tensors:
+        found = tensors.get(name)
+        if found is None:
             raise BadCheckpoint(f"the index says it is in {file}, which does not have it", directory / SAFETENSORS_INDEX, name)
-        if tensors[name].file != directory / file:
-            what = f"the index says it is in {file}; it is in {tensors[name].file.name}"
+        if found.file is not files[file] and found.file != files[file]:
+            what = f"the index says it is in {file}; it is in {found.file.name}"
             raise BadCheckpoint(what, directory / SAFETENSORS_INDEX, name)

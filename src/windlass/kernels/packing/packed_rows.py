@@ -5,7 +5,7 @@ The same interface as Panels, so that loaders can fill either. Repacking is loss
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import torch
@@ -141,6 +141,13 @@ class PackedRows:
         if self.kind == "int4_zeros" and offset is not None:
             offset = (offset.to(self.device, torch.int8) + 8).to(torch.uint8)
         self._write(first_row, stored, scale, offset, expert)
+
+    def put_experts(self, first: int, codes: Tensor, scale: Tensor) -> None:
+        """Writes whole matrices from expert `first` on: `put` with a dimension before the rows. Experts lie one below the other."""
+        num_out, num_in = self.shape
+        data, scales = self.data.view(1, -1, self.data.shape[2]), self.scale.view(1, -1, self.scale.shape[2])
+        tall = replace(self, shape=(self.num_experts * num_out, num_in), data=data, scale=scales, num_experts=0)
+        tall.put(first * num_out, codes.flatten(0, 1), scale.flatten(0, 1))
 
     def put_blocks(self, first_row: int, blocks: Tensor, expert: int | None = None) -> None:
         """Writes rows of GGML's blocks (uint8 [n, blocks * size]): Q4_0 to int4, Q4_1 to int4_minima, Q8_0 to int8, others to their own kind."""

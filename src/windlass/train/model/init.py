@@ -139,7 +139,7 @@ class LoadedWeights(InitialWeights):
         place = self._opened.locations.get(ours.name)
         if place is None:
             return super()._values(ours)
-        part = shard_of(ours, place, self._share)
+        part = shard_of(ours, place, self._share.slices(ours.rule))
         if len(ours.shape) == 1:
             return load_vector(self._opened.store, [part], self.held_dtype, self.device)
         return load_dense(self._opened.store, [[part]], self.held_dtype, self.device)[0]

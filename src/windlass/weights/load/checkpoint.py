@@ -7,9 +7,10 @@ rank's rows are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from windlass.weights.load.tiled import can_tile, is_gate_up, load_tiles
 from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import ModelTensor
 from windlass.weights.tensors.shards import RankShare, TensorShard, shard_of
-from windlass.weights.tensors.storage_format import CodeFormat, common_code_format, common_dtype, storage_format
+from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, StorageFormats, common_code_format, common_dtype
 from windlass.weights.tensors.tensor_index import TensorIndex
 from windlass.weights.tensors.validate import locate_tensors, missing_tensor
 
@@ -40,6 +41,14 @@ Matrix = Tensor | Panels | PackedRows | StackedMatrix | Tiles
 Loaded = TypeVar("Loaded", bound=Matrix)
 
 EMBED, HEAD = "embed.weight", "head.weight"
+
+
+class _Alike(NamedTuple):
+    """Tensors of one rule in one storage format: they take the same bytes, in the file and in memory."""
+
+    first: TensorShard
+    form: StorageFormat
+    tensors: list[ModelTensor]
 
 
 class CheckpointWeights:
@@ -63,7 +72,8 @@ class CheckpointWeights:
         self.spec, self.device = opened.spec, torch.device(device)
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self._store, self._locations = opened.store, opened.locations or locate_tensors(opened.rules, opened.store)
-        self._index = TensorIndex(opened.rules)
+        self._index, self._forms = TensorIndex(opened.rules), StorageFormats(opened.store)
+        self._slices: dict[int, tuple[Interval, ...]] = {}
         self._share = RankShare(placement=placement, tp_index=tp_index, ep_index=ep_index)
         self._keep_quantized = keep_quantized
         self._layers = layers or (0, opened.spec.num_layers)
@@ -134,39 +144,57 @@ class CheckpointWeights:
 
     def held_tensors(self) -> Iterator[HeldTensor]:
         """What this rank holds, with the bytes in memory."""
-        for shard in self._held():
-            name = shard.tensor.name
-            lookup = name == "positions.weight" or (name == EMBED and not self.spec.tied_head)
-            yield HeldTensor(name, self._memory_bytes(shard), is_lookup=lookup)
+        for alike in self._held:
+            num_bytes = self._memory_bytes(alike.first)
+            for tensor in alike.tensors:
+                name = tensor.name
+                lookup = name == "positions.weight" or (name == EMBED and not self.spec.tied_head)
+                yield HeldTensor(name, num_bytes, is_lookup=lookup)
 
     # --- sizes, before anything is read
 
     def total_bytes(self) -> int:
         """Checkpoint bytes that this rank reads."""
-        return sum(self._bytes(shard) for shard in self._held())
+        return sum(len(alike.tensors) * self._bytes(alike.first) for alike in self._held)
 
     def memory_bytes(self) -> int:
         """Memory of the loaded tensors. Exact, except for experts whose gate and up are in different formats, which are loaded dense."""
-        return sum(self._memory_bytes(shard) for shard in self._held())
+        return self._memory_of(self._held)
 
     def mtp_bytes(self) -> int:
         """The same of the MTP layer."""
-        return sum(self._memory_bytes(self._find(tensor)) for tensor in self._index.next_token())
+        return self._memory_of(self._alike(self._index.next_token()))
 
     def storage(self) -> dict[str, int]:
         """Checkpoint bytes by storage format: `{"Q4_K": ..., "Q6_K": ..., "F32": ...}`."""
         found: dict[str, int] = {}
-        for shard in self._held():
-            name = storage_format(self._store, shard).name
-            found[name] = found.get(name, 0) + self._bytes(shard)
+        for alike in self._held:
+            found[alike.form.name] = found.get(alike.form.name, 0) + len(alike.tensors) * self._bytes(alike.first)
         return found
 
-    def _held(self) -> Iterator[TensorShard]:
+    @cached_property
+    def _held(self) -> list[_Alike]:
         experts = self._share.experts(self.spec.experts.num_experts) if self.spec.experts else None
-        return (self._find(tensor) for tensor in self._index.held(self.spec, self._layers, experts))
+        return self._alike(self._index.held(self.spec, self._layers, experts))
+
+    def _alike(self, tensors: Iterable[ModelTensor]) -> list[_Alike]:
+        found: list[_Alike] = []
+        for tensor in tensors:
+            shard = self._find(tensor)
+            form = self._form(shard)
+            if not found or found[-1].form is not form or found[-1].first.tensor.rule is not tensor.rule:
+                found.append(_Alike(shard, form, []))
+            found[-1].tensors.append(tensor)
+        return found
+
+    def _memory_of(self, held: list[_Alike]) -> int:
+        return sum(len(alike.tensors) * self._memory_bytes(alike.first) for alike in held)
+
+    def _form(self, shard: TensorShard) -> StorageFormat:
+        return self._forms.of(shard.tensor, shard.location)
 
     def _bytes(self, shard: TensorShard) -> int:
-        return int(shard.num_rows * shard.num_in * storage_format(self._store, shard).bits / 8)
+        return int(shard.num_rows * shard.num_in * self._form(shard).bits / 8)
 
     def _memory_bytes(self, shard: TensorShard) -> int:
         if len(shard.tensor.shape) == 1:
@@ -209,13 +237,11 @@ class CheckpointWeights:
             return None
         if self.tiled and not all(_is_tiled(shard) for shard in shards):
             return None
-        return common_code_format(shards, {storage_format(self._store, shard) for shard in shards})
+        return common_code_format(shards, {self._form(shard) for shard in shards})
 
     def _can_be_tiled(self) -> bool:
         return all(
-            can_tile(storage_format(self._store, shard).codes, shard.num_rows, shard.num_in)
-            for shard in self._held()
-            if _is_tiled(shard)
+            can_tile(alike.form.codes, alike.first.num_rows, alike.first.num_in) for alike in self._held if _is_tiled(alike.first)
         )
 
     def _dense(self, rows_of: list[list[TensorShard]]) -> Tensor:
@@ -227,7 +253,7 @@ class CheckpointWeights:
             return torch.float32
         if self.device.type != "cpu":
             return self.dtype
-        return common_dtype({storage_format(self._store, shard) for shard in shards})
+        return common_dtype({self._form(shard) for shard in shards})
 
     def _vector_dtype(self) -> torch.dtype:
         return torch.float32
@@ -239,7 +265,10 @@ class CheckpointWeights:
         location = self._locations.get(tensor.name)
         if location is None:
             raise missing_tensor(tensor)
-        return shard_of(tensor, location, self._share)
+        held = self._slices.get(id(tensor.rule))  # of the index, which keeps it
+        if held is None:
+            held = self._slices[id(tensor.rule)] = self._share.slices(tensor.rule)
+        return shard_of(tensor, location, held)
 
     def _expert_shards(
         self, layer: int, parts: Sequence[str], kind: str, only: Interval | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -15,43 +14,13 @@ from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing import repack
 from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import PANEL_ROWS, Panels
+from windlass.weights.load.coded_rows import CodedRows
 from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, prefetch
+from windlass.weights.load.stacks import expert_bytes, read_experts
 from windlass.weights.tensors.packed import packed_layout, packed_rows
 from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, row_selection, runs
 from windlass.weights.tensors.shards import TensorShard
 from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, storage_format
-
-
-@dataclass(frozen=True)
-class CodedRows:
-    """PackedRows for `Panels.put`, or (without scales) for `Panels.put_blocks`."""
-
-    codes: Tensor
-    scale: Tensor | None = None
-    offset: Tensor | None = None
-
-    def pinned(self) -> CodedRows:
-        """In pinned memory, from which a GPU copies asynchronously."""
-        return self._map(Tensor.pin_memory)
-
-    def select(self, index: Tensor) -> CodedRows:
-        return self._map(lambda tensor: tensor[index])
-
-    def columns(self, left: int, right: int, num_in: int) -> CodedRows:
-        """Inputs left..right of `num_in`. Both are group boundaries, so every tensor is sliced in proportion."""
-        if right - left == num_in:
-            return self
-
-        def cut(tensor: Tensor) -> Tensor:
-            width = tensor.shape[1]
-            return tensor if width == 1 else tensor[:, width * left // num_in : width * right // num_in]
-
-        return self._map(cut)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> CodedRows:
-        scale, offset = (None if tensor is None else change(tensor) for tensor in (self.scale, self.offset))
-        return CodedRows(change(self.codes), scale, offset)
-
 
 ReadCodes = Callable[[int, int], CodedRows]
 Job = Callable[[], tuple[int | None, int, CodedRows]]
@@ -75,6 +44,8 @@ def load_packed(
     num_out, num_in = sum(shard.num_rows for shard in first), first[0].num_in
     shape = (codes.kind, num_out, num_in, codes.local_group(num_in), num_experts, torch_dtype(codes.scale))
     made = Panels.allocate(*shape) if device.type == "cpu" else PackedRows.allocate(*shape, device=device)
+    if isinstance(made, PackedRows) and fill_experts(store, rows_of, codes, made):
+        return made
     size, workers = (SLICE_BYTES, 1) if device.type == "cpu" else (DEVICE_SLICE_BYTES, DEVICE_WORKERS)
     jobs = [
         job for expert, shards in enumerate(rows_of) for job in coded_jobs(store, shards, expert if num_experts else None, size)
@@ -85,6 +56,17 @@ def load_packed(
         else:
             made.put(row, rows.codes, rows.scale, rows.offset, expert)
     return made
+
+
+def fill_experts(store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], codes: CodeFormat, made: PackedRows) -> bool:
+    """Many experts at a time; False where they are to be read one by one."""
+    together = expert_bytes(store, rows_of, codes, DEVICE_SLICE_BYTES)
+    if together is None:
+        return False
+    for first, rows in read_experts(store, rows_of, together, DEVICE_SLICE_BYTES, made.device):
+        assert rows.scale is not None
+        made.put_experts(first, rows.codes, rows.scale)
+    return True
 
 
 def coded_jobs(
@@ -121,7 +103,7 @@ def coded_columns(store: TensorStore, shard: TensorShard) -> ReadCodes:
 
 def coded_reader(store: TensorStore, shard: TensorShard) -> ReadCodes:
     """PackedRows of ours start..stop, all inputs."""
-    base = _stored_rows(store, shard, storage_format(store, shard))
+    base = _stored_rows(store, shard, storage_format(store, shard.tensor, shard.location))
     first, rows = first_row(shard.tensor, shard.location), row_selection(shard.tensor, shard.location)
 
     def read(start: int, stop: int) -> CodedRows:

@@ -8,9 +8,11 @@ import torch
 
 from windlass.core.fused import TILE_ROWS
 from windlass.core.ports import TensorStore
-from windlass.kernels.cuda.layout import TileLoader, Tiles
+from windlass.kernels.cuda.layout import TileLoader, Tiles, empty, repack
+from windlass.weights.load.coded_rows import CodedRows
 from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, prefetch
-from windlass.weights.load.quantized import CodedRows, Job, coded_jobs
+from windlass.weights.load.quantized import Job, coded_jobs
+from windlass.weights.load.stacks import expert_bytes, read_experts
 from windlass.weights.tensors.shards import TensorShard
 from windlass.weights.tensors.storage_format import CodeFormat
 
@@ -36,6 +38,13 @@ def load_tiles(
     """For each expert (or for a single matrix) its shards, concatenated along the output."""
     first = rows_of[0]
     num_out, num_in = sum(shard.num_rows for shard in first), first[0].num_in
+    together = expert_bytes(store, rows_of, codes, DEVICE_SLICE_BYTES)
+    if together is not None:
+        tiles = empty(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
+        for number, rows in read_experts(store, rows_of, together, DEVICE_SLICE_BYTES, device):
+            assert rows.scale is not None
+            repack(rows.codes, rows.scale, paired=paired, out=tiles, first=number)
+        return tiles
     filling = TileLoader(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
     jobs = [job for number, shards in enumerate(rows_of) for job in coded_jobs(store, shards, number, DEVICE_SLICE_BYTES)]
     if device.type == "cuda":

@@ -32,6 +32,8 @@ BUFFERS = re.compile(
 )
 SCALES = ("_scale", "_scale_inv", "_blocks", "_scales")
 PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
+_PLAIN_FORM, _ENCODED_FORM = ("", "_scale", "_scale_inv"), ("_blocks", "_scales")
+_PACKED_FORM = ("_packed", "_scale", "_zero_point", "_g_idx")
 SHORT_RUN_ROWS = 8
 """Interleaved rows in shorter runs than this are read together with the rows between them; longer runs are read separately."""
 
@@ -54,7 +56,7 @@ class TensorToRead(Protocol):
     def as_stored(self) -> bool: ...
 
 
-class ModelTensor(Frozen):
+class ModelTensor(Frozen, gc=False):
     """One tensor of the model: a rule, with its layer and expert."""
 
     rule: Rule
@@ -71,7 +73,7 @@ class ModelTensor(Frozen):
         return self.rule.ours.format(layer=self.layer, expert=self.expert)
 
 
-class TensorLocation(Frozen):
+class TensorLocation(Frozen, gc=False):
     """Where a tensor is stored: its name in the checkpoint, and which of the rule's layouts it has."""
 
     name: str
@@ -92,9 +94,13 @@ def published_source(rule: Rule) -> Source:
 
 def unstacked_name(source: Source, layer: int | None, expert: int) -> str:
     """Name that conversion gives an expert that is only published stacked: `experts.E.gate_up_proj.weight`."""
-    stem, _, leaf = source.name.format(layer=layer).rpartition(".")
+    return _unstacked(source).format(layer=layer, expert=expert)
+
+
+def _unstacked(source: Source) -> str:
+    stem, _, leaf = source.name.rpartition(".")
     leaf, kind = (leaf.removesuffix("_bias"), "bias") if leaf.endswith("_bias") else (leaf, "weight")
-    return f"{stem}.{expert}.{leaf}.{kind}"
+    return f"{stem}.{{expert}}.{leaf}.{kind}"
 
 
 def spellings(name: str) -> list[str]:
@@ -105,20 +111,25 @@ def spellings(name: str) -> list[str]:
     ]
 
 
-def locate_tensor(tensor: TensorToRead, names: Collection[str]) -> TensorLocation | None:
-    """Tries the published layout first, then the rule's others; None where the checkpoint has none of them."""
-    usual = published_source(tensor.rule)
-    sources = (usual, *(other for other in tensor.rule.sources if other != usual))
+def layouts(rule: Rule) -> list[tuple[str, Source]]:
+    """Names with `{layer}` and `{expert}`, in the order in which they are tried: the published layout, the others, stacks taken apart."""
+    usual = published_source(rule)
+    sources = (usual, *(other for other in rule.sources if other != usual))
+    found = [(name, source) for source in sources for name in spellings(source.name)]
     for source in sources:
-        for name in spellings(source.name.format(layer=tensor.layer, expert=tensor.expert)):
-            if found := _place_named(name, source, names):
-                return found
-    for source in sources:
-        if source.stacked and tensor.expert is not None:
+        if source.stacked:
             alone = Source(name=source.name, fused_rows=source.fused_rows, rows=source.rows)
-            for name in spellings(unstacked_name(source, tensor.layer, tensor.expert)):
-                if found := _place_named(name, alone, names):
-                    return found
+            found += [(name, alone) for name in spellings(_unstacked(source))]
+    return found
+
+
+def locate_tensor(
+    tensor: TensorToRead, names: Collection[str], tried: list[tuple[str, Source]] | None = None
+) -> TensorLocation | None:
+    """The first layout that the checkpoint has; None where it has none. `tried`: the rule's `layouts`."""
+    for template, source in layouts(tensor.rule) if tried is None else tried:
+        if found := _place_named(template.format(layer=tensor.layer, expert=tensor.expert), source, names):
+            return found
     return None
 
 
@@ -138,6 +149,19 @@ def stored_names(location: TensorLocation) -> set[str]:
     if location.packed:
         return {f"{stem}.{part}" for part in PACKED_PARTS}
     return {location.name, *(f"{location.name}{suffix}" for suffix in SCALES), *(f"{stem}.weight{suffix}" for suffix in SCALES)}
+
+
+Form = tuple[tuple[str, tuple[int, ...]] | None, ...]
+
+
+def stored_form(store: TensorStore, names: Collection[str], location: TensorLocation) -> Form:
+    """Dtype and shape of each part that says how a tensor is stored; None for absent parts.
+
+    What is said of one tensor of a rule (valid, its storage format) is true of all of the same form.
+    """
+    suffixes = _PACKED_FORM if location.packed else _ENCODED_FORM if location.source.encoding else _PLAIN_FORM
+    parts = [location.name + suffix for suffix in suffixes]
+    return tuple([(store.dtype(part), store.shape(part)) if part in names else None for part in parts])
 
 
 def reader(store: TensorStore, tensor: TensorToRead, location: TensorLocation) -> ReadRows:

@@ -8,7 +8,7 @@ from windlass.core.rule import Rule
 from windlass.weights.tensors.readers import ModelTensor, TensorLocation
 
 
-class TensorShard(Frozen):
+class TensorShard(Frozen, gc=False):
     tensor: ModelTensor
     location: TensorLocation
     rows: Interval
@@ -49,6 +49,6 @@ class RankShare(Frozen):
         return self.placement.experts[self.tp_index // sharing if self.ep_index is None else self.ep_index]
 
 
-def shard_of(tensor: ModelTensor, location: TensorLocation, share: RankShare) -> TensorShard:
-    held = share.slices(tensor.rule)
+def shard_of(tensor: ModelTensor, location: TensorLocation, held: tuple[Interval, ...]) -> TensorShard:
+    """`held`: a rank's slices of the rule."""
     return TensorShard(tensor=tensor, location=location, rows=held[0], columns=held[1] if len(held) == 2 else (0, 1))

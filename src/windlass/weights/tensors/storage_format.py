@@ -11,9 +11,11 @@ from windlass.core.constants import FP8_BLOCK
 from windlass.core.ggml.forms import FORMS
 from windlass.core.model import Frozen
 from windlass.core.ports import QuantizingStore, TensorStore
+from windlass.core.rule import Rule
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.tensors.packed import packed_layout
+from windlass.weights.tensors.readers import Form, ModelTensor, TensorLocation, stored_form
 from windlass.weights.tensors.shards import TensorShard
 
 
@@ -67,19 +69,18 @@ _GGML = {
 _MXFP4 = StorageFormat(name="mxfp4", bits=4.25, codes=CodeFormat(kind="int8", group=32, scale="BF16"))
 
 
-def storage_format(store: TensorStore, shard: TensorShard) -> StorageFormat:
-    location = shard.location
+def storage_format(store: TensorStore, tensor: ModelTensor, location: TensorLocation) -> StorageFormat:
     if hasattr(store, "packed_as"):
-        return _quantized(cast(QuantizingStore, store), shard)
+        return _quantized(cast(QuantizingStore, store), tensor, location)
     if location.packed:
-        return _packed(store, shard)
+        return _packed(store, tensor, location)
     if location.source.encoding:
         return _MXFP4
     block_type = getattr(store, "block_type", None)
     name: str = store.dtype(location.name) if block_type is None else block_type(location.name)
     if name in _GGML:
         found = _GGML[name]
-        return found if len(shard.tensor.shape) == 2 else StorageFormat(name="F32", bits=found.bits)
+        return found if len(tensor.shape) == 2 else StorageFormat(name="F32", bits=found.bits)
     if name == "F8_E4M3":
         group = FP8_BLOCK if f"{location.name}_scale_inv" in store.names() else 0
         return StorageFormat(name=name, bits=8, codes=CodeFormat(kind="fp8", group=group, scale="F32"))
@@ -88,22 +89,40 @@ def storage_format(store: TensorStore, shard: TensorShard) -> StorageFormat:
     return StorageFormat(name=name, bits=torch_dtype(name).itemsize * 8)
 
 
-def _quantized(store: QuantizingStore, shard: TensorShard) -> StorageFormat:
+class StorageFormats:
+    """`storage_format` of a store's tensors, found once per rule and stored form: experts are alike. Equal ones are one object."""
+
+    def __init__(self, store: TensorStore) -> None:
+        self._store, self._names = store, store.names()
+        self._has_blocks = hasattr(store, "block_type")
+        self._found: dict[tuple[int, bool, str, Form | str], tuple[Rule, StorageFormat]] = {}
+
+    def of(self, tensor: ModelTensor, location: TensorLocation) -> StorageFormat:
+        rule = tensor.rule
+        form = location.name if self._has_blocks else stored_form(self._store, self._names, location)
+        key = id(rule), location.packed, location.source.encoding, form  # hashing a rule takes longer than the rest
+        found = self._found.get(key)
+        if found is None:  # kept with its rule, so that no other rule gets the same id
+            found = self._found[key] = rule, storage_format(self._store, tensor, location)
+        return found[1]
+
+
+def _quantized(store: QuantizingStore, tensor: ModelTensor, location: TensorLocation) -> StorageFormat:
     """As it will be, once quantized; `bits` are those of the file."""
-    rule, bits = shard.tensor.rule, torch_dtype(store.dtype(shard.location.name)).itemsize * 8
+    rule, bits = tensor.rule, torch_dtype(store.dtype(location.name)).itemsize * 8
     how = store.packed_as(rule)
     if how is None:
         return StorageFormat(name=store.kept_dtype(rule), bits=bits)
-    group = 0 if how.group == shard.tensor.shape[-1] else how.group or 0
+    group = 0 if how.group == tensor.shape[-1] else how.group or 0
     return StorageFormat(name=f"int{how.bits}", bits=bits, codes=CodeFormat(kind=f"int{how.bits}", group=group, scale="BF16"))
 
 
-def _packed(store: TensorStore, shard: TensorShard) -> StorageFormat:
-    found = packed_layout(store, shard.location.name, shard.tensor.shape)
-    scale = store.dtype(f"{shard.location.name}_scale")
+def _packed(store: TensorStore, tensor: ModelTensor, location: TensorLocation) -> StorageFormat:
+    found = packed_layout(store, location.name, tensor.shape)
+    scale = store.dtype(f"{location.name}_scale")
     kind = "int4_zeros" if found.zero_points else f"int{found.bits}"
     bits = found.bits + (8 * torch_dtype(scale).itemsize + 4 * found.zero_points) / found.group
-    group = 0 if found.group == shard.tensor.shape[-1] else found.group
+    group = 0 if found.group == tensor.shape[-1] else found.group
     return StorageFormat(name=f"int{found.bits}", bits=bits, codes=CodeFormat(kind=kind, group=group, scale=scale))
 
 

@@ -8,10 +8,20 @@ from math import prod
 
 from windlass.core.constants import FP8_BLOCK, MXFP4_BLOCK
 from windlass.core.ports import TensorStore
-from windlass.core.rule import ModelPart, Rule, stored_shape
+from windlass.core.rule import ModelPart, Rule, Source, stored_shape
 from windlass.errors import BadCheckpoint
 from windlass.weights.tensors.packed import check_packed
-from windlass.weights.tensors.readers import BUFFERS, ModelTensor, TensorLocation, TensorToRead, locate_tensor, stored_names
+from windlass.weights.tensors.readers import (
+    BUFFERS,
+    Form,
+    ModelTensor,
+    TensorLocation,
+    TensorToRead,
+    layouts,
+    locate_tensor,
+    stored_form,
+    stored_names,
+)
 
 FLOATS = ("F32", "F16", "BF16", "F64")
 WITH_SCALES = ("F8_E4M3", "I8")
@@ -26,10 +36,14 @@ def locate_tensors(rules: tuple[Rule, ...], store: TensorStore, *, others_allowe
     found: dict[str, TensorLocation] = {}
     used: set[str] = set()
     for rule in rules:
+        tried, valid = layouts(rule), set[tuple[Source, bool, Form]]()
         for ours in tensors_of(rule):
-            location = locate_tensor(ours, names)
+            location = locate_tensor(ours, names, tried)
             if location is not None:
-                check_stored(ours, location, store)
+                kind = location.source, location.packed, stored_form(store, names, location)
+                if kind not in valid:  # experts are alike
+                    check_stored(ours, location, store)
+                    valid.add(kind)
                 found[ours.name] = location
                 used |= stored_names(location)
             elif rule.copy_of is None and rule.part is ModelPart.MAIN:
