@@ -14,12 +14,7 @@ from windlass.core.scheme import GROUPS, Scheme, scheme
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import ModelTensor
-<<<<<<< HEAD
-from windlass.weights.tensors.shards import RankShare, shard_of
-from windlass.weights.tensors.storage_format import StorageFormat, storage_format
-=======
-from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, StorageFormats
->>>>>>> opening
+from windlass.weights.tensors.storage_format import StorageFormat, StorageFormats
 from windlass.weights.tensors.tensor_index import TensorIndex
 from windlass.weights.tensors.validate import locate_tensors, missing_tensor
 
