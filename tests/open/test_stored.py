@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def gguf_file(path: Path, kind: str = "Q4_K", **more: Any) -> Path:
 def test_a_gguf_file_is_described(tmp_path: Path) -> None:
     found = resolve.describe_path(gguf_file(tmp_path / "small.gguf"))
     assert found.spec.name == "small" and found.spec.num_layers == LAYERS and found.spec.tied_head
-    assert found.files is not None and found.files.format == "gguf" and found.files.only_on_cpus
+    assert found.files is not None and found.files.format == "gguf" and not found.files.only_on_cpus
     assert found.files.num_bytes == (tmp_path / "small.gguf").stat().st_size
     assert resolve.model_config(str(tmp_path / "small.gguf"))[0]["hidden_size"] == HIDDEN
     assert resolve.describe_path(tmp_path).spec == found.spec or resolve.describe_path(tmp_path).spec.num_layers == LAYERS
@@ -74,6 +75,26 @@ def test_how_blocks_are_held(kind: str, expected: Any) -> None:
     assert stored.ggml_scheme(kind) == expected
 
 
+def _tensor(kind: str, rows: int) -> Any:
+    return SimpleNamespace(name="blk.0.ffn_up.weight", type=SimpleNamespace(name=kind), shape=(rows, 256), num_rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "bits"),
+    [
+        ({"Q4_K": 10}, 4.5),
+        ({"Q4_K": 90, "Q6_K": 10}, 0.9 * 4.5 + 0.1 * 6.5625),
+        ({"Q4_K": 80, "Q8_0": 10, "F32": 10}, 0.8 * 4.5 + 0.85 + 3.2),
+        ({"IQ2_XXS": 10}, 2.0625),
+    ],
+)
+def test_files_of_blocks_have_the_bits_that_they_have(rows: dict[str, int], bits: float) -> None:
+    """The mean over all matrices."""
+    found = stored._file_scheme(next(iter(rows)), [_tensor(kind, count) for kind, count in rows.items()])
+    assert found is not None and found.name == next(iter(rows)).lower()
+    assert found.bits + 8 * found.scale_bytes / (found.group or 1) == pytest.approx(bits, abs=0.02)
+
+
 def packed(symmetric: bool) -> dict[str, Any]:
     weights = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": symmetric}
     return {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}}
@@ -95,7 +116,7 @@ def test_files_are_planned_as_they_are_stored(tmp_path: Path, capsys: pytest.Cap
     from windlass.cli import execute
 
     file = str(gguf_file(tmp_path / "small.gguf", "Q4_0", **{"llama.feed_forward_length": 256}))
-    for hardware, expected in (("cpu:8,ram=16GB", "fp32"), ("1xRTX-4090", "bf16")):  # most of the small file's matrices are F32
+    for hardware, expected in (("cpu:8,ram=16GB", "fp32"), ("1xRTX-4090", "fp32")):  # most of the small file's matrices are F32
         assert execute(["plan", file, "--on", hardware, "--json"]) == 0
         plan = json.loads(capsys.readouterr().out)
         assert plan["scheme"]["name"] == expected

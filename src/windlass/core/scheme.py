@@ -123,15 +123,15 @@ _MIXED_FILES = {
 The head's and the embedding's share is in the mean."""
 
 
-def _mixed(name: str, bits_per_weight: float) -> Scheme:
-    """Whole bits in blocks of 256, and the rest as scales."""
+def mixed_file(name: str, bits_per_weight: float) -> Scheme:
+    """Of a file that mixes types: whole bits in blocks of 256, and the rest as scales."""
     bits = int(bits_per_weight)
     return _blocks(name, bits, 256, round((bits_per_weight - bits) * 32))
 
 
 _PLANNED = {
     **{name: _blocks(name, *shape) for name, shape in _BLOCK_TYPES.items()},
-    **{name: _mixed(name, bits) for name, bits in _MIXED_FILES.items()},
+    **{name: mixed_file(name, bits) for name, bits in _MIXED_FILES.items()},
     "int3": Scheme(name="int3", bits=3, group=128, scale_bytes=2),
     "int5": Scheme(name="int5", bits=5, group=128, scale_bytes=2),
     "int6": Scheme(name="int6", bits=6, group=128, scale_bytes=2),
@@ -140,6 +140,7 @@ _PLANNED = {
     "awq": Scheme(name="awq", bits=4, group=128, scale_bytes=2, zero_points=True),
     "gptq": Scheme(name="gptq", bits=4, group=128, scale_bytes=2, zero_points=True),
 }
+GGUF_NAMES = frozenset({*_BLOCK_TYPES, *_MIXED_FILES})
 PLANNED_NAMES = tuple(_PLANNED)
 """What published files hold and other engines run: for planning."""
 

@@ -54,7 +54,7 @@ def free_bytes(known: KnownModel, scheme_name: str, gguf: bool, hardware: Hardwa
 
 
 def _is_held_packed(files: PublishedFiles, hardware: Hardware) -> bool:
-    """GGUF blocks become bf16 on GPUs, and fp8 needs one: what is downloaded small would not stay so."""
+    """GGUF runs on GPUs too, but several times slower than other files; fp8 needs one."""
     on_cpus = all(device.kind == "cpu" for device in hardware.distinct_devices)
     return on_cpus if files.file else not on_cpus
 

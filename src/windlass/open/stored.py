@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from windlass.core.ggml.forms import FORMS, held_bits
 from windlass.core.model import Frozen
-from windlass.core.scheme import GROUPS, SCHEME_NAMES, Scheme, scheme
+from windlass.core.scheme import GROUPS, SCHEME_NAMES, Scheme, mixed_file, scheme
 from windlass.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ GGML_SCHEMES: dict[str, tuple[str, bool]] = {
 }
 """Block type -> the scheme nearest to how the CPU engine holds it, and whether groups have a minimum. Others are held in bf16.
 The same table as weights.tensors.storage_format, without torch."""
+PLAIN = ("F16", "BF16", "F32")
 DLLAMA_TYPES = {"Q40": "Q4_0", "Q80": "Q8_0", "F16": "F16", "F32": "F32"}
 
 
@@ -125,8 +127,7 @@ def _gguf(path: Path) -> StoredFiles:
         format="gguf",
         config=config,
         names=names,
-        scheme=ggml_scheme(kind),
-        only_on_cpus=True,
+        scheme=_file_scheme(kind, tensors.values()),
         label=kind,
         digest=_digest(files, [f"{name} {one.shape} {one.type.name}" for name, one in sorted(tensors.items())]),
         num_bytes=sum(file.stat().st_size for file in files),
@@ -144,6 +145,17 @@ def main_type(tensors: Iterable[GgufTensor]) -> str:
         if tensor.name.startswith("blk.") and len(tensor.shape) > 1:
             sizes[tensor.type.name] += tensor.num_rows * tensor.shape[-1]
     return max(sizes, key=sizes.__getitem__) if sizes else "F32"
+
+
+def _file_scheme(kind: str, tensors: Iterable[GgufTensor]) -> Scheme | None:
+    """By the bits that its matrices really have; None: plain 16-bit numbers."""
+    matrices = [(tensor.type.name, tensor.num_rows * tensor.shape[-1]) for tensor in tensors if len(tensor.shape) > 1]
+    if kind.lower() not in FORMS or not all(
+        name.lower() in FORMS or name in GGML_SCHEMES or name in PLAIN for name, _ in matrices
+    ):
+        return ggml_scheme(kind)
+    bits = sum(held_bits(name) * size for name, size in matrices) / sum(size for _, size in matrices)
+    return mixed_file(kind.lower(), bits)
 
 
 def ggml_scheme(kind: str) -> Scheme | None:

@@ -14,6 +14,7 @@ from windlass.core.hardware.spec import Device, Hardware, Node
 from windlass.core.layout import Layout
 from windlass.core.model import LatentAttention
 from windlass.core.place import Interval
+from windlass.core.scheme import GGUF_NAMES
 from windlass.core.tiers.placement import EXCHANGE_SECONDS
 from windlass.plan.engines.load import rates_on
 from windlass.plan.engines.profile import CPU_STEP_TOKENS, IDEAL, Rates
@@ -248,7 +249,10 @@ class SpeedModel:
 
     def _rates(self, slot: DeviceSlot) -> Rates:
         own = self.engine.rates.get("kernels")
-        return own if own is not None and self.kernel_pass.has(slot) else rates_on(self.engine, slot.device)
+        if own is not None and self.kernel_pass.has(slot):
+            return own
+        blocks = self.engine.rates.get("ggml") if slot.device.kind != "cpu" and self.scheme.name in GGUF_NAMES else None
+        return blocks or rates_on(self.engine, slot.device)
 
     def _shard(self, slot: DeviceSlot) -> TpShard:
         return self.model.sizes.shard(self.layout, self.scheme, slot.tp, self.fit.shares)
