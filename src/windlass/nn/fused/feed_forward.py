@@ -284,7 +284,8 @@ class SlicedFeed:
 
     def int8_kernels(self, max_rows: int) -> set[int8.Variant]:
         """That steps of 65 to `max_rows` rows need."""
-        feeds = [feed for feed in (self._device, self._of_fetched(0)) if feed is not None]
+        fetched = self._of_fetched(0) if self._staged.num_slices else None
+        feeds = [feed for feed in (self._device, fetched) if feed is not None]
         return {variant for feed in feeds for variant in feed.int8_kernels(max_rows)}
 
     def _added(self, first: int, product: Callable[[DenseFeed], Tensor]) -> Parts:

@@ -80,7 +80,7 @@ class DenseTieredWeights:
         assert self._staged is not None and self._slice is not None
         gate_up, down = ([getattr(layer, name) for layer in self._host] for name in ("gate_up", "down"))
         share = None
-        if self._split.share != 0.0 and (self.speeds is None or self.speeds.host):
+        if self._split.in_host and self._split.share != 0.0 and (self.speeds is None or self.speeds.host):
             share = CpuShare(gate_up, down, self._slice[0], self._mailbox, self._slice[1].tile_blocks)
         count = self._split.in_host
         taken = seconds_of_rows(share, self._mailbox, len(gate_up), count) if share else {}
