@@ -20,7 +20,10 @@ from windlass.kernels.ops import activate, experts
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 
-pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(build.library("native") is None and not build._compiler(), reason="no C++ compiler"),
+]
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS = ("int4", "int4_zeros", "int4_minima", "int8", "fp8", "bfloat16", "float32")

@@ -35,7 +35,10 @@ from windlass.kernels.packing.panel_data import KINDS
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 
-pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(build.library("native") is None and not build._compiler(), reason="no C++ compiler"),
+]
 
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 PACKED = [kind for kind in KINDS if kind != "fp8"]

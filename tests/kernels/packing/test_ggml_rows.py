@@ -62,7 +62,7 @@ def test_packed_rows_hold_them_in_as_many_bytes(kind: str) -> None:
     assert made.num_bytes == 2 * 9 * 2 * form.num_bytes == 2 * 9 * 2 * form.elements * held_bits(kind.upper()) / 8
 
 
-@pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")
+@pytest.mark.skipif(build.library("native") is None and not build._compiler(), reason="no C++ compiler")
 @given(kind=st.sampled_from(list(FORMS)), rows=st.integers(1, 40), blocks=st.integers(1, 3), edge=st.integers(0, 40))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_panels_put_natively_and_by_the_reference_are_the_same_bytes(kind: str, rows: int, blocks: int, edge: int) -> None:

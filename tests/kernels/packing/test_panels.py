@@ -34,7 +34,10 @@ from windlass.kernels.packing.panel_data import KINDS
 from windlass.kernels.packing.panels import BLOCKS, WORDS, Panels
 from windlass.quant.packed import PackedMatrix, unpack_zero_points
 
-pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(build.library("native") is None and not build._compiler(), reason="no C++ compiler"),
+]
 
 SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GGML = {

@@ -111,16 +111,11 @@ class DenseTieredWeights:
 
     def _first_half(self, layer: str, gate_up: Tiles) -> SlicedTiles:
         """Slices on the device first, then those in host memory."""
-        blocks = slice_blocks(gate_up.rows // 256)
-        tiles = blocks * 16  # a tile of gate and up has eight intermediate outputs
-        sample = replace(gate_up, data=gate_up.data[:, :tiles].clone(), rows=tiles * 16)
-        hidden = gate_up.inputs
-        down = Tiles(
-            torch.empty(1, hidden // 16, blocks, gate_up.block_bytes, dtype=torch.uint8, device=gate_up.data.device),
-            hidden, blocks * 128, gate_up.group,
-        )  # fmt: skip
         if self._slice is None:
-            self._begin(sample, down)
+            self._begin(*_first_slice(gate_up))
+        assert self._slice is not None
+        sample, down = self._slice
+        tiles = sample.num_tiles
         kept = self._split.on_device * tiles
         host = self._host_slices(sample, down)
         host.gate_up.copy_(gate_up.data[:, kept:].view_as(host.gate_up))
@@ -170,6 +165,16 @@ class DenseTieredWeights:
         sizes = [prod(shape) for shape in shapes]
         first, second = self._pinned.piece(sum(sizes)).split(sizes)
         return HostSlices(first.view(shapes[0]), second.view(shapes[1]))
+
+
+def _first_slice(gate_up: Tiles) -> tuple[Tiles, Tiles]:
+    """Of a layer, for its shape: gate and up, and a down matrix without numbers."""
+    blocks, hidden = slice_blocks(gate_up.rows // 256), gate_up.inputs
+    tiles = blocks * 16  # a tile of gate and up has eight intermediate outputs
+    shape = 1, hidden // 16, blocks, gate_up.block_bytes
+    down = torch.empty(shape, dtype=torch.uint8, device=gate_up.data.device)
+    low = replace(gate_up, data=gate_up.data[:, :tiles].clone(), rows=tiles * 16)
+    return low, Tiles(down, hidden, blocks * 128, gate_up.group)
 
 
 def seconds_of_rows(share: CpuShare, mailbox: Tensor, layers: int, num_slices: int) -> dict[int, float]:
