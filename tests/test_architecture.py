@@ -124,18 +124,38 @@ def _imported(node: ast.AST, module: Module) -> list[str]:
             return []
 
 
+IMPORTS = (ast.Import, ast.ImportFrom, ast.Call)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
 @cache
 def imports(module: Module) -> tuple[Import, ...]:
-    def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
-        for name in _imported(node, module):
-            yield Import(name, getattr(node, "lineno", 0), in_function)
+    found: list[Import] = []
+
+    def visit(node: ast.AST, in_function: bool) -> None:
+        if isinstance(node, IMPORTS):
+            found.extend(Import(name, node.lineno, in_function) for name in _imported(node, module))
         # What only type checkers see is imported as late as can be: never.
         for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        inside = in_function or for_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, inside)
+        inside = in_function or for_types or isinstance(node, FUNCTIONS)
+        for child in ast.iter_child_nodes(node) if in_expressions else _statements(node):
+            visit(child, inside)
 
-    return tuple(visit(module.tree, False))
+    in_expressions = (
+        "import_module" in module.source or "__import__" in module.source
+    )  # few files, and most of what there is to visit
+    visit(module.tree, False)
+    return tuple(found)
+
+
+def _statements(node: ast.AST) -> list[ast.AST]:
+    """Of those within it, the next ones, and what has them."""
+    return [child for name in ("body", "handlers", "cases", "orelse", "finalbody") for child in _listed(node, name)]
+
+
+def _listed(node: ast.AST, name: str) -> list[ast.AST]:
+    found = getattr(node, name, None)
+    return found if isinstance(found, list) else []
 
 
 def _own_package(imported: str) -> str | None:
@@ -230,18 +250,22 @@ def family_mentions(module: Module, words: frozenset[str]) -> list[str]:
     if module.package == "families":
         return []
 
-    def visit(node: ast.AST, line: int) -> Iterator[str]:
+    found = [f"{module.name} is named after {word!r}" for word in words_in(module.name, words)]
+
+    def visit(node: ast.AST, line: int) -> None:
         if _may_name_families(node, module):
             return
         line = getattr(node, "lineno", line)
         for text in _names_and_strings(node):
-            for word in words_in(text, words):
-                yield f"{module.name}:{line} says {word!r} in {text[:60]!r}; what belongs to one family stands in families/"
+            found.extend(
+                f"{module.name}:{line} says {word!r} in {text[:60]!r}; what belongs to one family stands in families/"
+                for word in words_in(text, words)
+            )
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, line)
+            visit(child, line)
 
-    in_name = [f"{module.name} is named after {word!r}" for word in words_in(module.name, words)]
-    return in_name + list(visit(module.tree, 0))
+    visit(module.tree, 0)
+    return found
 
 
 def crowded(files: list[Path]) -> dict[str, int]:

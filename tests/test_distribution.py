@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -13,7 +14,7 @@ from windlass.errors import DISTRIBUTION
 pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parents[1]
-TEXTS = ("*.md", "*.py", "*.toml", "*.yml", "*.cfg", "Makefile", "Dockerfile*", "*.service", "*.sh", "*.js", "*.html")
+TEXTS = re.compile(r".*\.(?:md|py|toml|yml|cfg|service|sh|js|html)|Makefile|Dockerfile.*")
 SKIPPED = {".venv", ".venv-harness", ".venv-clients", ".git", "build", "dist", "out"}
 OTHERS = re.compile(
     r"(?:pip[3]?|uv|pipx|uvx)\s[^\n`&;|]*?(?<![\w./-])windlass(?![\w./-])"  # pip install windlass
@@ -23,8 +24,19 @@ OTHERS = re.compile(
 
 
 def texts() -> list[Path]:
-    found = {path for pattern in TEXTS for path in ROOT.rglob(pattern) if not SKIPPED & set(path.relative_to(ROOT).parts)}
-    return sorted(found - {Path(__file__).resolve()})
+    found: list[Path] = []
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [
+            name for name in folders if name not in SKIPPED
+        ]  # not even looked into: .venv has tens of thousands of files
+        found += [Path(folder, name) for name in files if TEXTS.fullmatch(name)]
+    return sorted(path for path in found if path != Path(__file__))
+
+
+def test_texts_of_every_kind_are_read() -> None:
+    names = {path.name for path in texts()}
+    assert {"README.md", "conftest.py", "pyproject.toml", "Makefile"} <= names
+    assert Path(__file__) not in texts()
 
 
 def test_no_text_names_the_other_project() -> None:

@@ -6,6 +6,7 @@ Source files, the language reference of `help()`, and short questions and answer
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sysconfig
 import warnings
@@ -48,12 +49,18 @@ def standard_library() -> Path:
 def _sources() -> Iterator[tuple[str, str]]:
     """(module, source) of every file, in order of names."""
     root = standard_library()
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if LEFT_OUT.isdisjoint(parts) and path.stat().st_size <= LONGEST_FILE:
+    for path in sorted(_files(root)):
+        if path.stat().st_size <= LONGEST_FILE:
             text = path.read_text(encoding="utf-8", errors="replace")
             if text.strip():
                 yield ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), text
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """What is left out is not even looked into: site-packages may have tens of thousands of files."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def texts() -> Iterator[str]:

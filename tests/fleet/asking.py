@@ -29,6 +29,7 @@ class Question:
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
+            "top_p": 1.0,
             "seed": self.seed,
             "ignore_eos": True,
             "stream": True,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,11 +43,25 @@ CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.js
 SECRET = b"sixteen bytes are enough"
 
 PATIENT = """
+import signal
 import windlass.cli
+from windlass.fleet.protocol import channel
 from windlass.fleet.worker import rank_processes as ranks, worker
-worker.HANDSHAKE_SECONDS, ranks.HEARTBEAT_TIMEOUT_SECONDS = {}, {}
+worker.HANDSHAKE_SECONDS, patience = {}, {}
+silence = channel.SILENCE_TIMEOUT_SECONDS
+
+def wait_for_signs_of_life(of_ranks, of_root):
+    ranks.HEARTBEAT_TIMEOUT_SECONDS, channel.SILENCE_TIMEOUT_SECONDS = of_ranks, of_root
+
+wait_for_signs_of_life(patience, silence)
+signal.signal(signal.SIGUSR1, lambda *_: wait_for_signs_of_life(0.5, silence))
+signal.signal(signal.SIGUSR2, lambda *_: wait_for_signs_of_life(patience, 0.5))
+signal.signal(signal.SIGWINCH, lambda *_: wait_for_signs_of_life(patience, silence))
 windlass.cli.main()
 """
+
+OF_RANKS, OF_ROOT = signal.SIGUSR1, signal.SIGUSR2
+"""Told to such a worker: whose silence it is not to bear."""
 
 Kind = TypeVar("Kind")
 
@@ -87,6 +103,13 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @contextmanager
+    def impatient(self, who: signal.Signals) -> Generator[None]:
+        """Half a second of silence is enough, now that somebody was made to fall silent. For a worker that was given seconds."""
+        self.process.send_signal(who)
+        yield
+        self.process.send_signal(signal.SIGWINCH)
 
     def lines(self) -> list[str]:
         return self.log.read_text().splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from waiting import until
+from windlass.cli import execute
 from windlass.errors import BadInput, UnknownName
 from windlass.launch.drive import pbs, slurm
 from windlass.launch.drive.process import is_alive, start_time
@@ -203,35 +205,36 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
 
 
 @pytest.mark.multi
-def test_a_local_job_from_launch_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_job_from_launch_to_cancel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Runs in the background, is listed, ends with its code; a second is cancelled and leaves nothing."""
     monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
     monkeypatch.chdir(tmp_path)
 
-    def windlass(*words: str, code: int = 0) -> str:
-        done = subprocess.run([sys.executable, "-m", "windlass", *words], capture_output=True, text=True, check=False)
-        assert done.returncode == code, done.stderr + done.stdout
+    def launch(*words: str) -> str:
+        """By a process that ends: what it has started has no parent here."""
+        command = [sys.executable, "-m", "windlass", "launch", "local", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
-    assert "train-none is launched" in windlass("launch", "local", "--", "train", "run", "none.toml")
-    until(lambda: json.loads(windlass("launch", "list", "--json"))[0]["state"] == "failed")
-    assert "none.toml" in windlass("launch", "logs", "train-none")
-    assert "exit code 2" in windlass("launch", "status", "train-none", code=2)
-    (tmp_path / "fifo.toml").unlink(missing_ok=True)
-    import os
+    def windlass(*words: str, code: int = 0) -> str:
+        assert execute(["launch", *words]) == code
+        printed = capsys.readouterr()
+        return printed.out or printed.err
 
+    assert "train-none is launched" in launch("--", "train", "run", "none.toml")
+    until(lambda: json.loads(windlass("list", "--json"))[0]["state"] == "failed")
+    assert "none.toml" in windlass("logs", "train-none")
+    assert "exit code 2" in windlass("status", "train-none", code=2)
     os.mkfifo(tmp_path / "fifo.toml")  # a command that waits until it is ended
-    windlass("launch", "local", "--name", "wait", "--", "train", "run", "fifo.toml", "--out", "x", "--set", "schedule.steps=1")
+    launch("--name", "wait", "--", "train", "run", "fifo.toml", "--out", "x", "--set", "schedule.steps=1")
     folder = tmp_path / "jobs" / "wait"
     until(lambda: (folder / "run-0" / "pid").exists())
     pid = int((folder / "run-0" / "pid").read_text())
-    assert "cancelled" in windlass("launch", "cancel", "wait")
+    assert "cancelled" in windlass("cancel", "wait")
     until(lambda: not Path(f"/proc/{pid}").exists())
-    assert json.loads(windlass("launch", "status", "wait", "--json", code=1))["state"] == "cancelled"
-    assert "no longer listed" in windlass("launch", "forget", "wait")
-    assert (
-        "job 'wait'"
-        in subprocess.run(
-            [sys.executable, "-m", "windlass", "launch", "status", "wait"], capture_output=True, text=True, check=False
-        ).stderr
-    )
+    assert json.loads(windlass("status", "wait", "--json", code=1))["state"] == "cancelled"
+    assert "no longer listed" in windlass("forget", "wait")
+    assert "job 'wait'" in windlass("status", "wait", code=2)

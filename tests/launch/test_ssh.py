@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from free_ports import free_port
 from waiting import HUNG_SECONDS, until
 
 pytestmark = pytest.mark.multi
@@ -41,12 +42,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     secret.touch(0o600)
     secret.write_text(SECRET)
     return tmp_path
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def hostfile(place: Path, *lines: str) -> Path:

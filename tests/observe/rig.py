@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from fake import FakeClient  # noqa: E402
 from serving import Running as RunningServer  # noqa: E402
 from serving import running  # noqa: E402
 
+from free_ports import free_port  # noqa: E402
 from waiting import HUNG_SECONDS  # noqa: E402
 from windlass.core.metrics import serving as serving_metrics  # noqa: E402
 from windlass.core.metrics.metric import Metric  # noqa: E402
@@ -170,12 +170,6 @@ class Load:
         self._stop.set()
         for thread in self._threads:
             thread.join(HUNG_SECONDS)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 class Rig:

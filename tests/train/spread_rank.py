@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-STEPS = 6
-"""Of a run, and of what goes on in another layout a third each."""
+STEPS = 3
+"""Of a run, and of what goes on in another layout a third each: more only repeat what the first ones do with weights and moments."""
 LIMIT = 1e-9
 CHANGES = {"n_routed_experts": 6, "moe_intermediate_size": 8, "intermediate_size": 14, "num_hidden_layers": 3, "vocab_size": 64}
 BATCH = {"global_batch": 4, "micro_batch": 1}
@@ -101,7 +101,7 @@ def farthest(found: dict[str, Any], whole: dict[str, Any]) -> float:
 def resume_rank(
     rank: int, world: int, folder: str, layouts: dict[str, dict[str, int]], name: str, changes: dict[str, Any]
 ) -> None:
-    """Goes on from what one process saved, in each layout, two steps; then saves, for one process to go on from."""
+    """Goes on from what one process saved, in each layout, one step; then saves, for one process to go on from."""
     import torch
     import torch.distributed as dist
 

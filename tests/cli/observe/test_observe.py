@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from free_ports import free_port
 from waiting import HUNG_SECONDS, until
 from windlass.cli import execute
 from windlass.cli.eval.metrics import Exported, exported, standing_text
@@ -89,12 +89,6 @@ def test_keys_that_come_together() -> None:
     assert keys_in(b"?k") == ["?", "k"] and keys_in(b"\x1b[A\x1b[Bq") == ["up", "down", "q"] and keys_in("ä".encode()) == ["ä"]
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def _started(*command: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "windlass", *command], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -103,7 +97,7 @@ def _started(*command: str, cwd: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.multi
 def test_a_node_serves_until_ctrl_c(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     process = _started("observe", "node", "--simulate", "2", "--port", str(port), "--region", "FRA", cwd=tmp_path)
     try:
         assert process.stdout is not None

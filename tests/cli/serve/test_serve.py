@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from free_ports import free_port
 from windlass.cli import execute as run
 from windlass.errors import BadInput
 
@@ -85,9 +86,7 @@ class Program:
     """`windlass serve` as users start it."""
 
     def __init__(self, model: Path, *words: str, stdout: Any = subprocess.DEVNULL, stderr: Any = None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         command = [sys.executable, "-m", "windlass", "serve", str(model), "--port", str(self.port), "--context", "512", *words]
         self.process = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True)
 

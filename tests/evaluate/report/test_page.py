@@ -42,7 +42,8 @@ def shown(tmp_path: Path) -> Generator[Any]:
     run = ModelRun(settings=settings_for(prepared), prepared=(prepared,), records={one.key: one for one in records})
     (tmp_path / "report.html").write_bytes(page(build([run]), measure([run], "world"), [run]))
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        flags = ["--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags, timeout=HUNG_SECONDS * 1000)
         view, errors = browser.new_page(), list[str]()
         view.set_default_timeout(HUNG_SECONDS * 1000)
         view.on("pageerror", lambda error: errors.append(str(error)))

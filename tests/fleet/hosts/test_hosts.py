@@ -7,22 +7,32 @@ What "the same text" means: sums over two ranks and over three are of the same n
 logits differ, and where a layout changes in the middle of an answer two tokens that are as likely to six digits might change places. In
 the int4 kernels, which round activations to 8 bits, a last bit can become a whole step of rounding. So the model is the int4 output of
 `windlass convert`, and it is computed in fp32 (`--exact`): differences are 1e-5, and a tie that close is not to be expected in some thousand
-tokens. The undisturbed run is by one process alone. How often the packed kernels differ, and by how much, is in bench/split/chaos_cluster.py.
+tokens. The undisturbed run is by one engine alone. How often the packed kernels differ, and by how much, is in bench/split/chaos_cluster.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
+import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asking import Answer, Clients, Question, ask_all
-from chaos import SILENT, Chaos, check, check_end, questions
+from chaos import READY, SILENT, Chaos, check, check_end, questions
 from cluster import Cluster
 from hosts import Hosts, lacking
+
+from windlass.core.client import Client
+from windlass.core.launch import Launch
+from windlass.core.request import Request, Sampling
+
+ENGINE = str(Path(__file__).parents[2] / "engine")
+if ENGINE not in sys.path:
+    sys.path.append(ENGINE)  # in_process.py
 
 pytestmark = [pytest.mark.multi, pytest.mark.skipif(bool(why := lacking()), reason=why)]
 pytest.importorskip("torch")
@@ -54,24 +64,43 @@ def hosts() -> Generator[Hosts]:
         yield made
 
 
-def alone(hosts: Hosts, folder: Path, model: Path, asked: Sequence[Question]) -> list[Answer]:
-    """By one process, undisturbed."""
-    cluster = Cluster(hosts, folder, model)
-    cluster.start_root(WORDS, workers=[])
-    answers = ask_all(cluster.connect, asked)
-    assert [answer.error for answer in answers] == [""] * len(answers)
-    assert cluster.end_root(signal.SIGINT) == 0
-    return answers
+def alone(model: Path, asked: Sequence[Question]) -> list[Answer]:
+    """By one engine, undisturbed, in this process."""
+    from in_process import InProcessClient
+
+    from windlass.engine.client.client import with_text
+    from windlass.engine.load import load_model
+
+    launch, text = with_text(Launch(model=str(model), device="cpu", exact=True, kv="fp32", context_tokens=512))
+
+    async def run() -> list[Answer]:
+        client = InProcessClient(*load_model(launch), text)
+        try:
+            return list(await asyncio.gather(*(answered(client, question) for question in asked)))
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+async def answered(client: Client, question: Question) -> Answer:
+    sampling = Sampling(temperature=question.temperature, seed=question.seed)
+    request = Request(prompt=question.prompt, max_tokens=question.max_tokens, sampling=sampling, ignore_eos=True)
+    answer = Answer()
+    async for delta in client.generate(request):
+        answer.text += delta.content
+        answer.tokens += delta.token_ids
+        answer.finish = delta.finish_reason or answer.finish
+    return answer
 
 
 @pytest.fixture(scope="module")
-def undisturbed(int4: Path, hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
-    """Before there is a cluster: it has the port that the cluster's root will have."""
-    return alone(hosts, tmp_path_factory.mktemp("alone"), int4, questions(NEW_TOKENS))
+def undisturbed(int4: Path) -> list[Answer]:
+    return alone(int4, questions(NEW_TOKENS))
 
 
 @pytest.fixture(scope="module")
-def cluster(int4: Path, hosts: Hosts, undisturbed: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
+def cluster(int4: Path, hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
     """A root and two workers, in their first epoch. The last test ends them."""
     made = Cluster(hosts, tmp_path_factory.mktemp("cluster"), int4)
     for number in (2, 3):
@@ -87,7 +116,7 @@ def test_what_every_host_holds(int4: Path, cluster: Cluster) -> None:
     """A split that silently did nothing would give the same text: each host has a rank, and its cache has its part of the weights only."""
     hosts = cluster.hosts
     assert cluster.root is not None
-    ready = cluster.root.until("epoch 1 is ready").text
+    ready = cluster.root.until(READY).text
     assert all(cluster.address(number) in ready for number in (2, 3))
     assert [len(cluster.computing(number)) for number in hosts.numbers] == [1, 1, 1]
     whole = sum(file.stat().st_size for file in int4.glob("*.safetensors"))
@@ -131,7 +160,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_experts_whose_ranks_die_or_stand_still(experts: Path, hosts: Hosts, tmp_path: Path) -> None:
     """Two experts a host; a rank is killed on one, then on another a rank neither works nor ends."""
     asked = questions(96)  # of 200, one is as good as a tie: it changes with the number of ranks, disturbed or not
-    undisturbed = alone(hosts, tmp_path, experts, asked)
+    undisturbed = alone(experts, asked)
     cluster = Cluster(hosts, tmp_path, experts)
     for number in (2, 3):
         cluster.start_worker(number)

@@ -17,8 +17,8 @@ from hosts import Hosts, lacking
 pytestmark = [pytest.mark.multi, pytest.mark.skipif(bool(why := lacking()), reason=why)]
 pytest.importorskip("torch")
 
-WIDTH, LAYERS = 4096, 12
-SHORT, LONG = 8, 56
+WIDTH, LAYERS = 4096, 8
+SHORT, LONG = 4, 20
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
 
     folder = tmp_path_factory.mktemp("wide")
     with Hosts(4, cut_packets=True) as hosts:
-        yield Cluster(hosts, folder, make(folder / "model", wide(WIDTH, LAYERS, ffn=192)))
+        yield Cluster(hosts, folder, make(folder / "model", wide(WIDTH, LAYERS, ffn=96, heads=6)))
 
 
 @pytest.mark.parametrize(("ranks", "bound"), [(3, 0.70), pytest.param(4, 0.53, marks=pytest.mark.long)])

@@ -35,9 +35,9 @@ PROMPT, COUNT = [1, 2, 3], 16
 GROWTH_BYTES = 4 * 2**20
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[WorkerProcess]:
-    found = WorkerProcess(tmp_path, beat_seconds=HUNG_SECONDS)
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    found = WorkerProcess(tmp_path_factory.mktemp("worker"), beat_seconds=HUNG_SECONDS)
     yield found
     found.close()
 

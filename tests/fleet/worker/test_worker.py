@@ -21,9 +21,8 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 pytest.importorskip("torch")
 
 from followed import HUNG_SECONDS  # noqa: E402
-from small_root import CONFIG, SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
+from small_root import CONFIG, OF_RANKS, OF_ROOT, SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
 
-from windlass.cli.bench.ranks import InlineRanks  # noqa: E402
 from windlass.core.launch import Launch, RankJob  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
@@ -31,6 +30,7 @@ from windlass.core.ranks.rendezvous import Meeting  # noqa: E402
 from windlass.core.rule import stored_tensors  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
+from windlass.fleet.protocol import channel  # noqa: E402
 from windlass.fleet.protocol.handshake import NotAdmitted  # noqa: E402
 from windlass.fleet.protocol.messages import (  # noqa: E402
     EndEpoch,
@@ -96,14 +96,35 @@ def roots(worker: WorkerProcess) -> Iterator[Any]:
     wait_until_gone(worker.ranks())
 
 
-def on_one_machine(layout: Layout, prompt: list[int], count: int) -> list[int]:
-    """Weights at random are each rank's own, so the same layout is compared with."""
-    with InlineRanks(lambda _: None, lambda _: None) as ranks:
-        engine, _ = ranks.load(tiny(layout), lambda _done, _total: None)
-        try:
-            return generated(engine, prompt, count)
-        finally:
-            engine.close()
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny one."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    chance = torch.Generator().manual_seed(0)
+    stored = stored_tensors(rules(describe(CONFIG)))
+    tensors = {one.name: torch.randn(one.shape, generator=chance).to(torch.bfloat16) for one in stored}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def launch(checkpoint: Path) -> Launch:
+    """In fp32, so that it does not matter in which order ranks add."""
+    return Launch(model=str(checkpoint), device="cpu", kv="fp32", exact=True, context_tokens=64, kv_bytes=2**22)
+
+
+@pytest.fixture(scope="module")
+def alone(launch: Launch) -> list[int]:
+    """What one engine says after [1, 2, 3]."""
+    engine, _ = load_model(launch)
+    try:
+        return generated(engine, [1, 2, 3], 12)
+    finally:
+        engine.close()
 
 
 def _with_steps(root: Any, epoch: int, count: int) -> Any:
@@ -114,7 +135,7 @@ def _with_steps(root: Any, epoch: int, count: int) -> Any:
     return rank if rank.heartbeat.steps >= count else None
 
 
-def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, roots: Any) -> None:
+def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, roots: Any, launch: Launch, alone: list[int]) -> None:
     root = roots()
     assert root.wait(Joined).name
     root.post(ProbeRequest())
@@ -122,7 +143,7 @@ def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, root
     assert probed.address == "127.0.0.1" and probed.num_cores >= 1 and probed.free_bytes > 2**20 and probed.bandwidth > 1e8
     for epoch, layout in ((1, Layout(tp=2)), (2, Layout(pp=2))):
         since = len(root.heard)
-        engine = root.engine(root.start(epoch, layout))
+        engine = root.engine(root.start(epoch, layout, launch=msgspec.structs.replace(launch, layout=layout)))
         pids = root.wait(RanksStarted, since=since).pids
         assert worker.ranks() == pids and root.wait(RankReady, since=since).rank == 1
         found = generated(engine, [1, 2, 3], 12)
@@ -134,28 +155,22 @@ def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, root
         assert not any(map(is_there, pids)), "ended means gone"
         engine.close()
         gc.collect()
-        assert found == on_one_machine(layout, [1, 2, 3], 12), layout
+        assert found == alone, layout
     assert not root.lost and not [one for one in root.heard if isinstance(one, RankEnded)]
 
 
 @pytest.fixture
-def sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckpointSender]:
-    """A tiny checkpoint, in many pieces."""
-    import torch
-    from safetensors.torch import save_file
-
+def sending(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckpointSender]:
+    """The checkpoint in many pieces."""
     monkeypatch.setattr(sending_module, "PIECE_BYTES", 2_000)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    chance = torch.Generator().manual_seed(0)
-    stored = stored_tensors(rules(describe(CONFIG)))
-    tensors = {one.name: torch.randn(one.shape, generator=chance).to(torch.bfloat16) for one in stored}
-    save_file(tensors, tmp_path / "model.safetensors")
-    made = CheckpointSender(tmp_path)
+    made = CheckpointSender(checkpoint)
     yield made
     made.close()
 
 
-def test_weights_come_once_and_what_has_come_stays(worker: WorkerProcess, roots: Any, sending: CheckpointSender) -> None:
+def test_weights_come_once_and_what_has_come_stays(
+    worker: WorkerProcess, roots: Any, sending: CheckpointSender, launch: Launch, alone: list[int]
+) -> None:
     """An epoch that is given up in the middle; the next asks for the rest, the one after for nothing."""
     root, layout = roots(), Layout(tp=2)
     slices = sending.needed(EpochPlan(layout=layout, nodes=(0, 1)), 1)
@@ -183,16 +198,13 @@ def test_weights_come_once_and_what_has_come_stays(worker: WorkerProcess, roots:
     root.post(PiecesEnd(2))
     prepared = root.wait(WeightsPrepared, since=since)
     assert prepared.held_bytes == sending.num_bytes(slices) and prepared.received_bytes == sending.num_bytes(rest)
-    launch = Launch(model=str(sending.path), device="cpu", kv="fp32", exact=True, context_tokens=64, kv_bytes=2**22)
     engine = root.engine(root.start(2, layout, launch=msgspec.structs.replace(launch, layout=layout)))
     found = generated(engine, [1, 2, 3], 12)
     engine.close()
     since = prepare(3)
     assert root.wait(WeightsPrepared, since=since).received_bytes == 0
     assert not [one for one in root.heard[since:] if isinstance(one, PiecesRequest)]
-    alone, _ = load_model(launch)
-    assert found == generated(alone, [1, 2, 3], 12)
-    alone.close()
+    assert found == alone
 
 
 def test_weights_that_cannot_be_read_or_are_others_are_told_of(
@@ -231,23 +243,19 @@ def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerP
     assert not any("mistake" in line for line in worker.lines())
 
 
-def test_a_rank_that_stands_still_is_found_and_ended(tmp_path: Path) -> None:
+def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, roots: Any) -> None:
     """The worker tells of it, and so does whoever waits for the rank."""
-    own = WorkerProcess(tmp_path)
-    root = SmallRoot(own.port)
-    try:
-        engine = root.engine(root.start(1, Layout(tp=2)))
-        (pid,) = own.ranks()
-        os.kill(pid, signal.SIGSTOP)
+    root = roots()
+    engine = root.engine(root.start(1, Layout(tp=2)))
+    (pid,) = worker.ranks()
+    os.kill(pid, signal.SIGSTOP)
+    with worker.impatient(OF_RANKS):
         ended = root.wait(RankEnded)
-        assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
-        assert "no heartbeat" in ended.reason and not is_there(pid)
-        with pytest.raises(GroupLost):
-            generated(engine, [1, 2, 3], 30)
-        engine.close()
-    finally:
-        root.close()
-        own.close()
+    assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
+    assert "no heartbeat" in ended.reason and not is_there(pid)
+    with pytest.raises(GroupLost):
+        generated(engine, [1, 2, 3], 30)
+    engine.close()
 
 
 def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(worker: WorkerProcess, roots: Any) -> None:
@@ -261,8 +269,9 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
     root.start(2, Layout(tp=2))  # it goes on
     (pid,) = root.wait(RanksStarted, since=since).pids
     root.fall_silent()
-    wait_until_gone([pid])
-    wait_for(lambda: any("no heartbeat" in line for line in worker.lines()))
+    with worker.impatient(OF_ROOT):
+        wait_until_gone([pid])
+        wait_for(lambda: any("no heartbeat" in line for line in worker.lines()))
 
 
 def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: WorkerProcess, roots: Any) -> None:
@@ -289,13 +298,17 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
     roots().wait(Joined)
 
 
-def test_a_worker_that_stood_still_is_missed_and_comes_back(worker: WorkerProcess, roots: Any) -> None:
+def test_a_worker_that_stood_still_is_missed_and_comes_back(
+    worker: WorkerProcess, roots: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = roots(root=b"the same")
     root.start(1, Layout(tp=2))
     (pid,) = root.wait(RanksStarted).pids
     os.kill(worker.pid, signal.SIGSTOP)
     try:
-        wait_for(lambda: "no heartbeat" in root.lost)
+        with monkeypatch.context() as patched:
+            patched.setattr(channel, "SILENCE_TIMEOUT_SECONDS", 0.5)  # of this root: that it is four is in test_channel.py
+            wait_for(lambda: "no heartbeat" in root.lost)
         root.close()
     finally:
         os.kill(worker.pid, signal.SIGCONT)
@@ -340,7 +353,7 @@ def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
         own.channel.post(StartRanks(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1)]))
         pids, beats = list[int](), 0
         async with asyncio.timeout(HUNG_SECONDS):
-            while beats < 2:
+            while not beats:
                 message = await own.channel.receive()
                 assert not isinstance(message, RankEnded), message
                 pids += message.pids if isinstance(message, RanksStarted) else []

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import waiting
+from free_ports import free_port
 from waiting import HUNG_SECONDS, until
 from windlass.core.client import Unavailable
 from windlass.launch.command import Command
-from windlass.launch.vllm.process import VllmServer, cause, free_port, last_line, progress, start
+from windlass.launch.vllm.process import VllmServer, cause, last_line, progress, start
 
 pytestmark = pytest.mark.pure
 

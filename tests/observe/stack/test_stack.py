@@ -13,8 +13,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from rig import ALERTMANAGER, MISSING, Rig, free_port, has_stack, rig, shortened
+from rig import ALERTMANAGER, MISSING, Rig, has_stack, rig, shortened
 
+from free_ports import free_port
 from waiting import HUNG_SECONDS, until
 from windlass.machine.memory import process_tree
 from windlass.observe.dashboards.boards import BOARDS
@@ -93,13 +94,22 @@ def test_an_alert_travels_to_a_webhook_and_resolves(tmp_path: Path) -> None:
         made.until(lambda: "WindlassWorkerLost" in made.hook.names("resolved"), "it did not resolve")
 
 
+EVERY_SECOND = """
+import functools, windlass.cli
+from windlass.observe.render import targets
+targets.Stack = functools.partial(targets.Stack, scrape_seconds=1.0)
+windlass.cli.main()
+"""
+"""The command line, with scrapes more often than by default."""
+
+
 def test_up_starts_the_stack_and_ends_it(tmp_path: Path) -> None:
     """The command itself: Prometheus scrapes this machine's exporter, and Ctrl-C leaves no process."""
     prometheus, alertmanager = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     command = [
         sys.executable,
-        "-m",
-        "windlass",
+        "-c",
+        EVERY_SECOND,
         "observe",
         "up",
         "--dir",

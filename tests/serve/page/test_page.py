@@ -132,7 +132,7 @@ def locked() -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=HUNG_SECONDS * 1000)
         yield browser
         browser.close()
 
@@ -144,7 +144,8 @@ def profile(browser: Any) -> Any:
 
 
 def new_profile(browser: Any, **options: Any) -> Any:
-    made = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
+    still = {"viewport": {"width": 1200, "height": 800}, "reduced_motion": "reduce"}  # nothing fades in: nothing is waited for
+    made = browser.new_context(**{**still, **options})
     made.set_default_timeout(HUNG_SECONDS * 1000)
     return made
 
