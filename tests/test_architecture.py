@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -103,6 +104,16 @@ def read_modules() -> list[Module]:
 
 
 MODULES = read_modules()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """While they are made nothing is garbage, and looking for it takes most of the time; afterwards nobody needs them."""
+    gc.disable()
+    yield
+    for module in MODULES:
+        module.__dict__.pop("tree", None)
+    gc.enable()
 
 
 # --- reading imports -------------------------------------------------------------------------------------------------

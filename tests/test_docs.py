@@ -59,10 +59,10 @@ def _is_module(parts: list[str]) -> bool:
     return place.is_dir() or place.with_suffix(".py").is_file()
 
 
-def docstrings(file: Path) -> str:
+def docstrings(source: str) -> str:
     return "\n".join(
         node.value.value
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     )
 
@@ -76,12 +76,19 @@ def test_what_a_page_names_exists(page: Path) -> None:
 
 
 def test_what_docstrings_name_exists() -> None:
-    missing = {
-        str(file.relative_to(SRC)): found
-        for file in sorted(SRC.rglob("*.py"))
-        if (found := sorted(set(missing_paths(docstrings(file), file))))
-    }
+    missing = {str(file.relative_to(SRC)): found for file in sorted(SRC.rglob("*.py")) if (found := missing_in_docstrings(file))}
     assert missing == {}
+
+
+def missing_in_docstrings(file: Path) -> list[str]:
+    """Where the file as a whole names nothing that is missing, it need not be parsed."""
+    source = file.read_text()
+    return sorted(set(missing_paths(docstrings(source), file))) if any(missing_paths(source, file)) else []
+
+
+def test_a_path_in_a_docstring_that_is_not_there_is_caught(tmp_path: Path) -> None:
+    (file := tmp_path / "a.py").write_text('"""See engine/no_such_file.py."""\nOTHER = "engine/nor_this.py"\n')
+    assert missing_in_docstrings(file) == ["engine/no_such_file.py"]
 
 
 def test_commands_exist() -> None:

@@ -24,9 +24,9 @@ RANK = re.compile(r"windlass\.engine\.(ranks\.follower|process) ")
 class Cluster:
     """Host 1 is the root's, the others have a worker each."""
 
-    def __init__(self, hosts: Hosts, folder: Path, model: Path) -> None:
-        """`model`: a folder that only the root's host has."""
-        self.hosts, self.folder, self._model = hosts, folder, model
+    def __init__(self, hosts: Hosts, folder: Path, model: Path, program: Sequence[str] = ("-m", "windlass")) -> None:
+        """`model`: a folder that only the root's host has. `program`: Python's words for the command line."""
+        self.hosts, self.folder, self._model, self._program = hosts, folder, model, program
         self._secret = folder / "secret"
         self._secret.touch(0o600)
         self._secret.write_text("nobody knows what this is\n")
@@ -70,7 +70,7 @@ class Cluster:
     def _start(self, number: int, words: Sequence[str | Path], name: str) -> Followed:
         process = self.hosts.start(
             number,
-            [sys.executable, "-u", "-m", "windlass", *words],
+            [sys.executable, "-u", *self._program, *words],
             hidden=None if number == ROOT else self._model,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

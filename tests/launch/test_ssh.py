@@ -115,7 +115,7 @@ def test_workers_come_and_go_with_the_launch(place: Path, how: signal.Signals) -
         status = launch.end(how)
         assert status == (-signal.SIGKILL if how is signal.SIGKILL else 0)
     until(lambda: not listens(first) and not listens(second))
-    until(lambda: str(first) not in command_lines())
+    until(lambda: f":{first}" not in command_lines())
     until(lambda: not list(place.glob("tmp.*")))  # the secret's copies
 
 

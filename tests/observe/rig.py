@@ -214,7 +214,7 @@ class Rig:
             path = self.folder / "alertmanager.yml"
             text = path.read_text()
             for slow in ('"10s"', '"5s"', '"1m"'):
-                text = text.replace(slow, '"1s"')
+                text = text.replace(slow, '"100ms"')
             path.write_text(text)
         found, _ = programs(self.stack, self.folder)
         self._running = [Running(program, self.folder) for program in found if program.name != "Grafana"]

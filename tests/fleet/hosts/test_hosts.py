@@ -12,10 +12,8 @@ tokens. The undisturbed run is by one engine alone. How often the packed kernels
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
-import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,19 +24,20 @@ from chaos import READY, SILENT, Chaos, check, check_end, questions
 from cluster import Cluster
 from hosts import Hosts, lacking
 
-from windlass.core.client import Client
-from windlass.core.launch import Launch
 from windlass.core.request import Request, Sampling
-
-ENGINE = str(Path(__file__).parents[2] / "engine")
-if ENGINE not in sys.path:
-    sys.path.append(ENGINE)  # in_process.py
 
 pytestmark = [pytest.mark.multi, pytest.mark.skipif(bool(why := lacking()), reason=why)]
 pytest.importorskip("torch")
 
 NEW_TOKENS = 96
 WORDS = ("--exact", "--kv", "fp32", "--context", "512")
+SOON_STEADY = """
+import windlass.cli
+from windlass.fleet.root import state_machine
+state_machine.STEADY_SECONDS = 1.0
+windlass.cli.main()
+"""
+"""The command line, with a root that waits for a second, not three, before a worker that is back gets its part again."""
 
 
 def converted(folder: Path, config: dict[str, Any]) -> Path:
@@ -66,32 +65,14 @@ def hosts() -> Generator[Hosts]:
 
 def alone(model: Path, asked: Sequence[Question]) -> list[Answer]:
     """By one engine, undisturbed, in this process."""
-    from in_process import InProcessClient
+    from one_engine import answers
 
-    from windlass.engine.client.client import with_text
-    from windlass.engine.load import load_model
-
-    launch, text = with_text(Launch(model=str(model), device="cpu", exact=True, kv="fp32", context_tokens=512))
-
-    async def run() -> list[Answer]:
-        client = InProcessClient(*load_model(launch), text)
-        try:
-            return list(await asyncio.gather(*(answered(client, question) for question in asked)))
-        finally:
-            await client.close()
-
-    return asyncio.run(run())
+    return answers(model, [_request(question) for question in asked], context_tokens=512)
 
 
-async def answered(client: Client, question: Question) -> Answer:
+def _request(question: Question) -> Request:
     sampling = Sampling(temperature=question.temperature, seed=question.seed)
-    request = Request(prompt=question.prompt, max_tokens=question.max_tokens, sampling=sampling, ignore_eos=True)
-    answer = Answer()
-    async for delta in client.generate(request):
-        answer.text += delta.content
-        answer.tokens += delta.token_ids
-        answer.finish = delta.finish_reason or answer.finish
-    return answer
+    return Request(prompt=question.prompt, max_tokens=question.max_tokens, sampling=sampling, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +83,7 @@ def undisturbed(int4: Path) -> list[Answer]:
 @pytest.fixture(scope="module")
 def cluster(int4: Path, hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
     """A root and two workers, in their first epoch. The last test ends them."""
-    made = Cluster(hosts, tmp_path_factory.mktemp("cluster"), int4)
+    made = Cluster(hosts, tmp_path_factory.mktemp("cluster"), int4, ("-c", SOON_STEADY))
     for number in (2, 3):
         made.start_worker(number)
     made.start_root(WORDS)

@@ -139,7 +139,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def profile(browser: Any) -> Any:
-    """For visits that leave nothing behind: a new one costs as much as a test."""
+    """For visits that leave nothing behind: a new one, or only a new page in it, costs as much as a test."""
     return new_profile(browser)
 
 
@@ -151,29 +151,44 @@ def new_profile(browser: Any, **options: Any) -> Any:
 
 
 class Visit:
-    """A page in a profile of its own, or in one whose storage is emptied afterwards, with all that it asked for and complained about."""
+    """A page in a profile of its own, or the one of a profile whose storage is emptied afterwards, with all that it asked for and
+    complained about."""
 
     def __init__(self, browser: Any, url: str, profile: Any = None, **options: Any) -> None:
         self.url, self.asked, self.complaints = url, [], []
         self.is_shared, self.context = profile is not None, profile or new_profile(browser, **options)
-        self.page = self.context.new_page()
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page = self.context.pages[0] if self.context.pages else self.context.new_page()
+        self._hears: dict[str, Any] = {
+            "request": lambda request: self.asked.append(request.url),
+            "console": lambda message: message.type in ("error", "warning") and self.complaints.append(message.text),
+            "pageerror": lambda error: self.complaints.append(str(error)),
+        }
+        for event, hear in self._hears.items():
+            self.page.on(event, hear)
 
     def open(self, route: str = "") -> Any:
         self.page.goto(f"{self.url}/{route}")
         return self.page
 
     def close(self, allowed: tuple[str, ...] = ()) -> None:
+        for event, hear in self._hears.items():
+            self.page.remove_listener(event, hear)
         if self.is_shared:
-            self.page.evaluate("localStorage.clear()")
-            self.page.close()  # and with it what is kept for a visit
-            self.context.clear_permissions()
+            self._leave_nothing()
         else:
             self.context.close()
         assert [url for url in self.asked if not url.startswith(self.url)] == [], "only its own server is asked"
         assert [text for text in self.complaints if not any(words in text for words in allowed)] == []
+
+    def _leave_nothing(self) -> None:
+        self.page.evaluate("sessionStorage.clear()")
+        self.page.goto("about:blank")
+        devtools = self.context.new_cdp_session(self.page)  # what a page keeps while it is left goes too
+        devtools.send("Storage.clearDataForOrigin", {"origin": self.url, "storageTypes": "all"})
+        devtools.detach()
+        self.page.unroute_all()
+        self.page.emulate_media(color_scheme="null")
+        self.context.clear_permissions()
 
 
 @pytest.fixture
@@ -628,7 +643,8 @@ STATES = {
 }
 
 
-def test_the_state_is_said(visit: Visit) -> None:
+def test_the_state_is_said(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served.url)  # what is read before a page stays with it
     # A stream that stays open, as the real one does, and says what the test says.
     visit.page.add_init_script("""
       const real = fetch;
@@ -645,6 +661,7 @@ def test_the_state_is_said(visit: Visit) -> None:
             expect(page.locator(".banner")).to_contain_text("1.00 GiB of 4.00 GiB loaded")
             expect(page.locator("progress")).to_have_js_property("value", 0.25)
             expect(page.locator("#chip")).to_contain_text("Loading 25 %")
+    visit.close()
 
 
 # --- looks and hands -------------------------------------------------------------------------------------------------
