@@ -83,9 +83,10 @@ def test_mistakes_are_one_line(words: list[str], expected: str, capsys: pytest.C
 def test_a_tiny_model_is_measured(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windlass.measure.limits import measure_limits
+    from windlass.measure import limits
 
-    monkeypatch.setattr("windlass.measure.bench.measure_limits", cache(measure_limits))  # a second of this machine each time
+    monkeypatch.setattr(limits, "SECONDS", 0.02)  # how quick this machine is matters to nobody here
+    monkeypatch.setattr("windlass.measure.bench.measure_limits", cache(limits.measure_limits))
     saved, trace, picture = tmp_path / "one.json", tmp_path / "trace.json", tmp_path / "memory.png"
     words = ["bench", str(config), "--random-weights", "--quant", "int4", "--group", "32", "--batch", "1,2"]
     words += ["--prompt-tokens", "20", "--new-tokens", "12", "--device", "cpu"]
@@ -108,6 +109,10 @@ def test_a_tiny_model_is_measured(
     assert json.loads(printed.out)["model"] == "tiny" and printed.err == ""
 
 
+HASTY = "import windlass.cli; from windlass.measure import limits; limits.SECONDS = 0.02; windlass.cli.main()"
+"""The command line, which measures this machine for a moment only."""
+
+
 @pytest.mark.multi
 def test_over_two_processes_it_says_where_the_time_goes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a process of its own: it becomes a rank."""
@@ -125,7 +130,7 @@ def test_over_two_processes_it_says_where_the_time_goes(config: Path, capsys: py
         "12",
     ]
     found = subprocess.run(
-        [sys.executable, "-m", "windlass", *words, "--device", "cpu", "--json"],
+        [sys.executable, "-c", HASTY, *words, "--device", "cpu", "--json"],
         capture_output=True,
         text=True,
         check=False,

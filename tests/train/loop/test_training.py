@@ -48,9 +48,9 @@ def losses(made: Any, count: int) -> list[float]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_learns(name: str) -> None:
-    made = trainer(name, optimizer={"lr": 2e-2}, schedule={"steps": 10}, validation={"samples": 8})
+    made = trainer(name, optimizer={"lr": 2e-2}, schedule={"steps": 7, "warmup_steps": 1}, validation={"samples": 8})
     first = made.validate()
-    assert losses(made, 10)[0] == pytest.approx(first, abs=0.2)
+    assert losses(made, 7)[0] == pytest.approx(first, abs=0.2)
     assert made.validate() < 0.85 * first
 
 
