@@ -12,7 +12,7 @@ _turns = itertools.count()
 
 
 def free_port() -> int:
-    """Of 127.0.0.1. No two processes begin at the same one, so that nobody else takes it before it is used."""
+    """Of 127.0.0.1. Every process begins at another one, so that nobody else takes it before it is used."""
     while True:
         port = FIRST + (101 * os.getpid() + next(_turns)) % COUNT
         with socket.socket() as tried:

@@ -62,6 +62,8 @@ FAMILY_WORDS = frozenset(
 # Programs whose formats and speed we deal with; their names are not families.
 PROGRAMS = re.compile(r"distributed[ _-]?llama|llama[._]cpp", re.IGNORECASE)
 
+NO_LETTER = re.compile(r"[^A-Za-z0-9]+")
+
 MAX_LINES = 500
 """Aim for 300; past 400 think about splitting."""
 MAX_FILES = 14
@@ -223,6 +225,9 @@ def family_words() -> frozenset[str]:
 @cache
 def words_in(text: str, words: frozenset[str]) -> list[str]:
     """Which of `words` the text names, whether as deepseek_v3, DeepSeekV3 or DeepSeek-V3: runs of its pieces are compared."""
+    letters = NO_LETTER.sub("", text).lower()
+    if not any(word.replace("_", "") in letters for word in words):  # nearly always, and found out sooner
+        return []
     pieces = [piece.lower() for piece in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", PROGRAMS.sub(" ", text))]
     runs = {"".join(pieces[first:stop]) for first in range(len(pieces)) for stop in range(first + 1, first + 5)}
     return sorted(word for word in words if word.replace("_", "") in runs)

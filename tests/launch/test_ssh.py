@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,9 +50,9 @@ def hostfile(place: Path, *lines: str) -> Path:
 
 
 class Launch:
-    def __init__(self, *words: str | Path) -> None:
+    def __init__(self, *words: str | Path, program: Sequence[str] = ("-m", "windlass")) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "windlass", "launch", *map(str, words)],
+            [sys.executable, *program, "launch", *map(str, words)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -76,8 +76,8 @@ class Launch:
 
 
 @contextmanager
-def launched(*words: str | Path) -> Generator[Launch]:
-    launch = Launch(*words)
+def launched(*words: str | Path, program: Sequence[str] = ("-m", "windlass")) -> Generator[Launch]:
+    launch = Launch(*words, program=program)
     try:
         yield launch
     finally:
@@ -119,9 +119,13 @@ def test_workers_come_and_go_with_the_launch(place: Path, how: signal.Signals) -
     until(lambda: not list(place.glob("tmp.*")))  # the secret's copies
 
 
+AT_ONCE = "import windlass.cli; from windlass.launch import ssh; ssh.FIRST_PAUSE_SECONDS = 0.01; windlass.cli.main()"
+"""The command line, which waits for a moment only before it starts a worker again."""
+
+
 def test_a_worker_that_ends_is_started_again(place: Path) -> None:
     port = free_port()
-    with launched("--hostfile", hostfile(place, f"127.0.0.1 port={port}")) as launch:
+    with launched("--hostfile", hostfile(place, f"127.0.0.1 port={port}"), program=("-c", AT_ONCE)) as launch:
         launch.until("1 worker is up")
         killed = subprocess.run(
             ["pgrep", "-f", f"^{sys.executable} -P -m windlass worker .*:{port}"], capture_output=True, text=True
