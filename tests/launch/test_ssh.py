@@ -16,6 +16,7 @@ import pytest
 
 from free_ports import free_port
 from waiting import HUNG_SECONDS, until
+from windlass.cli import execute
 
 pytestmark = pytest.mark.multi
 
@@ -154,7 +155,6 @@ def test_a_command_has_the_workers_and_ends_them(place: Path) -> None:
         (["refused-host"], "refused-host: ssh could not connect or was cut off: Permission denied", 4),
         (["localhost python=/no/such/python"], "python=... in the hostfile", 4),
         (["localhost port=1 address=192.0.2.1"], "localhost: the worker exited with status 2", 4),
-        (["a b"], "key=value", 2),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_left(place: Path, lines: list[str], words: str, status: int) -> None:
@@ -170,23 +170,21 @@ def test_what_cannot_be_is_said_and_nothing_is_left(place: Path, lines: list[str
 @pytest.mark.parametrize(
     ("secret", "words"), [("short", "fewer than 16"), ("two lines of it\nand the other one", "secret_file=PATH")]
 )
-def test_secrets_that_cannot_be(place: Path, secret: str, words: str) -> None:
+def test_secrets_that_cannot_be(place: Path, secret: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "secret").write_text(secret)
-    with launched("--hostfile", hostfile(place, "a"), "--secret-file", place / "secret") as launch:
-        launch.until(words)
+    assert execute(["launch", "--hostfile", str(hostfile(place, "a")), "--secret-file", str(place / "secret")]) == 2
+    assert words in capsys.readouterr().err
 
 
-def test_a_dry_run_starts_nothing(place: Path) -> None:
-    hosts = hostfile(place, "box1", "box2 python=/p")
-    done = subprocess.run(
-        [sys.executable, "-m", "windlass", "launch", "--hostfile", hosts, "--dry-run"],
-        capture_output=True,
-        text=True,
-        timeout=HUNG_SECONDS,
-    )
-    assert (
-        done.returncode == 0 and [line.split()[0] for line in done.stdout.splitlines() if line.startswith("ssh")] == ["ssh"] * 2
-    )
+def test_a_hostfile_that_cannot_be_read_is_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["launch", "--hostfile", str(hostfile(place, "127.0.0.1", "a b"))]) == 2
+    said = capsys.readouterr().err
+    assert "key=value" in said and said.count("\n") == 1
+
+
+def test_a_dry_run_starts_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["launch", "--hostfile", str(hostfile(place, "box1", "box2 python=/p")), "--dry-run"]) == 0
+    assert sum(line.startswith("ssh ") for line in capsys.readouterr().out.splitlines()) == 2
 
 
 # --- the real one ----------------------------------------------------------------------------------------------------------

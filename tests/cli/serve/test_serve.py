@@ -85,9 +85,9 @@ def test_keys_and_limits_reach_the_settings(tmp_path: Path) -> None:
 class Program:
     """`windlass serve` as users start it."""
 
-    def __init__(self, model: Path | str, *words: str, stdout: Any = subprocess.DEVNULL, stderr: Any = None) -> None:
+    def __init__(self, model: str, *words: str, stdout: Any = subprocess.DEVNULL, stderr: Any = None) -> None:
         self.port = free_port()
-        command = [sys.executable, "-m", "windlass", "serve", str(model), "--port", str(self.port), "--context", "512", *words]
+        command = [sys.executable, "-m", "windlass", "serve", model, "--port", str(self.port), "--context", "512", *words]
         self.process = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True)
 
     def ask(self, path: str, body: Any = None) -> Any:
@@ -122,11 +122,11 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
 @pytest.mark.cpu
 @pytest.mark.multi
-def test_from_the_command_line_to_an_answer_and_the_end(smollm2: Path, tmp_path: Path) -> None:
+def test_from_the_command_line_to_an_answer_and_the_end(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     log = tmp_path / "log"
     with log.open("w") as err:
-        program = Program(smollm2, "--name", "small", stderr=err)
+        program = Program("tiny-glm", "--name", "small", stderr=err)
         try:
             program.ready()
             assert program.ask("/v1/chat/completions", CHAT)["model"] == "small"

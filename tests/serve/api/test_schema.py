@@ -25,8 +25,8 @@ pytestmark = pytest.mark.pure
 
 from schemathesis import checks  # noqa: E402
 
-EXAMPLES = settings().max_examples * 2 // 5
-"""Requests per route, besides those that schemathesis always makes: ten, and many more with `make long`."""
+EXAMPLES = settings().max_examples // 3
+"""Requests per route, besides those that schemathesis always makes: eight, and many more with `make long`."""
 CHECKS = (
     checks.not_a_server_error,
     checks.status_code_conformance,

@@ -99,7 +99,7 @@ def test_recomputation_changes_nothing(how: str) -> None:
 def test_half_precision_learns_in_full() -> None:
     """Matrices compute in bf16; what the optimizer moves is fp32, and the two agree after every step."""
     exact, half = trainer(), trainer(precision={"compute": "bf16"})
-    assert losses(half, 12) == pytest.approx(losses(exact, 12), abs=0.05)
+    assert losses(half, 8) == pytest.approx(losses(exact, 8), abs=0.05)
     kinds = {name: parameter.dtype for name, parameter in half.model.named_parameters()}
     assert kinds["decoder.layers.1.mixer.qkv.weight"] == torch.bfloat16
     assert kinds["decoder.layers.1.feed_forward.router.weight"] == kinds["decoder.norm.weight"] == torch.float32
@@ -152,7 +152,7 @@ def test_a_gradient_that_is_no_number_moves_nothing() -> None:
 def test_the_layer_that_guesses_ahead() -> None:
     changes = {"num_nextn_predict_layers": 1}
     made = trainer(changes=changes, model={"mtp": True})
-    reports = [made.step() for _ in range(20)]
+    reports = [made.step() for _ in range(10)]
     assert reports[-1].parts["mtp"] < 0.9 * reports[0].parts["mtp"]
     assert len(reports[0].expert_load) == 3  # its own experts are balanced too
     names = made.state()["model"].keys()
@@ -177,7 +177,7 @@ def test_what_is_asked_ahead_stays_within_documents() -> None:
 def test_muon_learns() -> None:
     made = trainer(optimizer={"name": "muon", "lr": 2e-2})
     first = made.validate()
-    losses(made, 20)
+    losses(made, 8)
     assert made.validate() < 0.85 * first
     assert made.state()["optimizer"].keys() == {"momentum_buffer", "exp_avg", "exp_avg_sq"}
     assert "layers.1.ffn.experts.gate.weight" in made.state()["optimizer"]["momentum_buffer"]
