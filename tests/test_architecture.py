@@ -154,9 +154,8 @@ def imports(module: Module) -> tuple[Import, ...]:
         for child in ast.iter_child_nodes(node) if in_expressions else _statements(node):
             visit(child, inside)
 
-    in_expressions = (
-        "import_module" in module.source or "__import__" in module.source
-    )  # few files, and most of what there is to visit
+    # Expressions are most of what there is to visit, and few files import in one.
+    in_expressions = "import_module" in module.source or "__import__" in module.source
     visit(module.tree, False)
     return tuple(found)
 
