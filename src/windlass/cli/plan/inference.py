@@ -17,7 +17,7 @@ from windlass.core.plan import CloudOffer, Plan
 from windlass.core.scheme import Scheme, scheme
 from windlass.errors import BadInput
 from windlass.open.hardware import resolve_hardware, with_disk
-from windlass.open.resolve import ModelDescription, describe_model
+from windlass.open.resolve import ModelDescription, describe_model, files_for
 from windlass.plan.cloud.inference import cloud_offers
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.measured import with_limits
@@ -60,7 +60,7 @@ class InferenceArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(target: str, arguments: InferenceArguments, output: PlanOutput) -> int:
     resolved = describe_model(target)
-    request = _request(resolved, arguments)
+    request = _as_run(_request(resolved, arguments), target, arguments)
     offers = _offers(request, arguments) if arguments.cloud else None
     if offers is not None and arguments.on is None:
         request = _on_cheapest_offer(request, offers)
@@ -160,6 +160,18 @@ def _stored(resolved: ModelDescription, hardware: Hardware) -> Scheme | None:
         return None
     on_cpus = all(device.kind == "cpu" for device in hardware.distinct_devices)
     return files.scheme if on_cpus or not files.only_on_cpus else scheme("bf16")
+
+
+def _as_run(request: PlanRequest, target: str, arguments: InferenceArguments) -> PlanRequest:
+    """With the published files that `windlass run` takes on this hardware, unless the user says otherwise."""
+    is_own = request.engine in ("auto", "windlass") and request.quant == "auto" and request.stored is None
+    if not is_own or arguments.cloud:
+        return request
+    chosen = files_for(target, request.hardware)
+    if chosen is None or chosen.scheme is None:
+        return request
+    where = f"{chosen.hub}/{chosen.file}" if chosen.file else chosen.hub
+    return replace(request, stored=chosen.scheme, stored_why=f"{where}, which `windlass run` and `serve` take here; --quant plans another")
 
 
 def _hardware(on: str | None, cloud: bool) -> Hardware:

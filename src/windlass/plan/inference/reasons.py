@@ -126,7 +126,7 @@ def _scheme_reason(request: PlanRequest, best: Candidate) -> Reason:
     if request.quant != "auto":
         why = "set with --quant"
     elif request.stored is not None:
-        why = "as the files are stored"
+        why = request.stored_why or "as the files are stored"
     elif best.fit.host_bytes or best.fit.disk_bytes or not best.fits:
         why = "no scheme fits on the devices; the smallest moves the fewest bytes over the slow links"
     elif best.scheme.name == request.spec.native_scheme:

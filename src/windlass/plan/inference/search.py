@@ -83,7 +83,9 @@ class PlanRequest:
     cached_prefix: float = 0.0
     region: str = "world"
     stored: Scheme | None = None
-    """How the files on this disk are quantized; None: they are not, or only the published config is known."""
+    """How the files on this disk are quantized, or those that would be downloaded; None: they are not, or only the published config is known."""
+    stored_why: str = ""
+    """Which files these are, if they are not the ones that were named."""
 
 
 @dataclass(frozen=True)
