@@ -171,7 +171,9 @@ def _as_run(request: PlanRequest, target: str, arguments: InferenceArguments) ->
     if chosen is None or chosen.scheme is None:
         return request
     where = f"{chosen.hub}/{chosen.file}" if chosen.file else chosen.hub
-    return replace(request, stored=chosen.scheme, stored_why=f"{where}, which `windlass run` and `serve` take here; --quant plans another")
+    return replace(
+        request, stored=chosen.scheme, stored_why=f"{where}, which `windlass run` and `serve` take here; --quant plans another"
+    )
 
 
 def _hardware(on: str | None, cloud: bool) -> Hardware:
