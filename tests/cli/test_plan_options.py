@@ -7,6 +7,8 @@ import json
 import pytest
 
 from windlass.cli import execute
+from windlass.core.hardware.parse import parse_hardware
+from windlass.open.resolve import files_for
 
 pytestmark = pytest.mark.pure
 
@@ -53,3 +55,28 @@ def test_the_first_line_warns_of_what_was_never_run(capsys: pytest.CaptureFixtur
 def test_refusals_are_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:
     code, _, err = plan(capsys, *arguments)
     assert code != 0 and words in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "options", "scheme", "said"),
+    [
+        ("qwen3:8b", "cpu:2,ram=24GB", [], "int8", "Qwen3-8B-Q8_0.gguf"),
+        ("qwen3:8b", "cpu:2,ram=8GB", [], "int4", "Qwen3-8B-Q4_K_M.gguf"),
+        ("Qwen/Qwen3-8B", "cpu:2,ram=24GB", [], "bf16", "as published"),  # so it would be downloaded
+        ("qwen3:8b", "cpu:2,ram=24GB", ["--quant", "int4"], "int4", "--quant"),
+        ("qwen3:8b", "1xRTX-4090", [], "bf16", "as published"),
+        ("glm-4.5-air", "8xH100-80GB", [], "fp8", "GLM-4.5-Air-FP8"),
+        ("glm-4.5-air", "1xRTX-4090,ram=128GB", [], "int4", "fewest bytes"),  # what is published fits nowhere
+    ],
+)
+def test_plan_takes_the_files_that_run_takes(
+    model: str, hardware: str, options: list[str], scheme: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["plan", model, "--on", hardware, "--json", *options]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["scheme"]["name"] == scheme
+    [reason] = [reason for reason in plan["reasons"] if reason["choice"] == "quantization"]
+    assert said in reason["why"]
+    chosen = files_for(model, parse_hardware(hardware))
+    if chosen is not None and chosen.scheme is not None and not options:
+        assert plan["scheme"]["bits"] == chosen.scheme.bits and (chosen.file or chosen.hub) in reason["why"]
