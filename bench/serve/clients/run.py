@@ -410,7 +410,7 @@ def guidellm(url: str, model: str) -> str:
         words = [
             str(Path(sys.executable).parent / "guidellm"), "run", "--backend", f"kind=openai_http,target={url},model={model}",
             "--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=3",
-            "--tokenizer", f"kind=huggingface_auto,tokenizer={TOKENIZER}",
+            "--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}",
             "--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8", "--output", f"kind=json,path={report}", "--disable-progress",
         ]  # fmt: skip
         done = subprocess.run(words, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
