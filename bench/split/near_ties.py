@@ -1,7 +1,8 @@
 """Why log-probabilities of a mixture differ more under tensor parallelism than those of a dense model: near ties between experts, or a fault?
 
-In bf16 on one CPU. What tensor parallelism changes is the rounding of sums: each rank rounds its part, and the parts are added. Here every output of
-attention and of the experts is cut into two random parts that are rounded, once with the experts chosen freely, once with those of the run without a cut.
+In bf16 on one CPU. What tensor parallelism changes is the rounding of sums: each rank rounds its part, and the parts are added. Here every
+output of attention and of the experts is cut into two random parts that are rounded, once with the experts chosen freely, once with those
+of the run without a cut.
 Run: WINDLASS_NO_NATIVE=1 PYTHONPATH=src:bench/h200 python bench/split/near_ties.py
 """
 
@@ -33,7 +34,8 @@ def whole_step(tokens: list[int]) -> Step:
     lengths, none = torch.tensor([count], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
     counts = torch.tensor([count, 1, count], dtype=torch.int32)
     return Step(
-        torch.tensor(tokens, dtype=torch.int32), positions, positions, starts, lengths, none, positions, counts, host_starts=starts, host_lengths=lengths
+        torch.tensor(tokens, dtype=torch.int32), positions, positions, starts, lengths, none, positions, counts, host_starts=starts,
+        host_lengths=lengths,
     )  # fmt: skip
 
 
