@@ -41,6 +41,13 @@ class KernelTimes(Frozen):
     """Fraction of the bandwidth in passes over all activations of a prompt."""
     product_share: float = 0.7
     """Fraction of the matmul rate in full tiles of more than 64 rows: 0.77 in single kernels, 0.68 over a dense model's whole prefill."""
+    block: float = 0.53e-6
+    block_row: float = 9.2e-9
+    """A block of 256 rows of weights x 128 inputs, times rows of 8 bits, in one SM: copies, and products with their scaling, which do not overlap.
+    Single kernels: 1.45 us for 128 rows, 1.08 for 80, 0.78 for 43 (cuda-notes.md 24 and 25); over a whole prefill, with the clock under load, 1.18
+    times that."""
+    eager: float = 600e-6
+    """A layer of a prompt takes at least this: its launches are not recorded (cuda-notes.md 27: 560 to 800 us)."""
     unit_blocks: float = 2.8
     """Overhead of one work unit of such a matmul, in blocks of 128 inputs."""
     score_share: float = 0.6

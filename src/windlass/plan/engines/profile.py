@@ -151,6 +151,8 @@ class EngineProfile(Frozen):
     """Schemes supported on a CPU; empty: the same as elsewhere."""
     rest_bits: dict[str, float] = {}
     """Bits of the matrices that a scheme of experts leaves in 16 bits, where this engine's files quantize them too."""
+    rides: float = 0.0
+    """Of a token that each decoding sequence gets for nothing in a step that reads prompts; 0: prompts have steps of their own."""
     block_tokens: int = 16
     kernel_times: KernelTimes | None = None
     """Costs of its own kernels, used where they support the model and the device (plan/speed/kernels.py)."""

@@ -23,7 +23,7 @@ from windlass.plan.memory import DeviceSlot, Fit, MemoryModel, Offloaded
 from windlass.plan.shards import TpShard, busiest_share, touched_share
 from windlass.plan.speed.kernel_pass import KernelPass, head_reads
 from windlass.plan.speed.network import Network
-from windlass.plan.speed.step import StepTime, beyond
+from windlass.plan.speed.step import StepTime, at_once, beyond
 from windlass.plan.speed.work import Work, launch_seconds
 
 HOST_BYTES_PER_CORE, MOST_HOST_CORES = 10e9, 32
@@ -97,7 +97,7 @@ class SpeedModel:
         cache = self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
         work = self._work(shard, layers, moved, rows, 1, lossless, cache=cache, context=context)
         if lossless:
-            return self._offloaded(slot, moved, rows, self._slot_time(slot, work, IDEAL), IDEAL)
+            return at_once(self._offloaded(slot, moved, rows, self._slot_time(slot, work, IDEAL), IDEAL))
         rates = self._rates(slot)
         if not self.kernel_pass.runs(slot, moved):
             time = self._slot_time(slot, work, rates)
