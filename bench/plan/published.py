@@ -27,7 +27,7 @@ from windlass.families import describe
 from windlass.families import rules as rules_of
 from windlass.open.resolve import describe_model
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 DATA = tuple(Path(__file__).parent / "published" / name for name in ("inference.toml", "further.toml"))
 

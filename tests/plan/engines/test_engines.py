@@ -16,7 +16,7 @@ from windlass.families.registry import find, spec_of
 from windlass.plan.engines.classes import device_class
 from windlass.plan.engines.load import ALIASES, FOLDER, NAMES, engine, knows, loads_scheme, rates_on
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 pytestmark = pytest.mark.pure
 

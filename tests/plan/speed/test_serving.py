@@ -17,7 +17,7 @@ from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.engines.profile import Rates
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import LoadRequest, PlanRequest
+from windlass.plan.inference.search.request import LoadRequest, PlanRequest
 from windlass.plan.speed.network import distinct
 from windlass.plan.speed.work import Work
 

@@ -90,7 +90,10 @@ def _plan(
     spec: ModelSpec, demand: Demand, pool: ExpertPool, cap_bytes: int, launch: Launch, bytes_of_row: int, routers: int
 ) -> DevicePlan:
     layers, per_layer = pool.num_layers, pool.num_experts // pool.num_layers
-    kv_bytes, step_tokens = _kv_bytes(spec, launch, cap_bytes), launch.max_step_tokens or most_step_tokens(bytes_of_row, cap_bytes)
+    kv_bytes, step_tokens = (
+        _kv_bytes(spec, launch, cap_bytes),
+        launch.max_step_tokens or most_step_tokens(bytes_of_row, cap_bytes),
+    )
     others = demand.fixed_bytes + demand.unit_bytes + kv_bytes + step_tokens * bytes_of_row + OTHER_BYTES + routers
     room = cap_bytes - others - LOADED_LAYERS * per_layer * pool.expert_bytes
     on_device = experts_on_device(room, layers, per_layer, pool.expert_bytes)

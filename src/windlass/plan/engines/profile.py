@@ -145,6 +145,8 @@ class EngineProfile(Frozen):
     """Expert parallelism spans the replicas too: ep is 1 or tp x dp; otherwise it divides tp."""
     redundant_experts: bool = False
     """Copies of the busiest experts fill up ranks where ep does not divide the number of experts."""
+    disaggregates: bool = False
+    """Can read prompts on other machines than it decodes on, and pass the KV cache on."""
     kinds_on_request: tuple[str, ...] = ()
     """Device kinds that are planned only when the engine is named with --engine."""
     cpu_schemes: tuple[str, ...] = ()

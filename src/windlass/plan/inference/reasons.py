@@ -13,7 +13,9 @@ from windlass.plan.engines.load import engine
 from windlass.plan.inference.advice import BATCH_FOR_SERVER, AdviceInputs, advice_rows
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.feasible import check_layout, valid_tp
-from windlass.plan.inference.search import PlanRequest, SearchResult, runs_on
+from windlass.plan.inference.search.best import SearchResult
+from windlass.plan.inference.search.choices import runs_on
+from windlass.plan.inference.search.request import PlanRequest
 from windlass.units import format_bytes, format_context
 
 LEAST_IMBALANCE = 1.005

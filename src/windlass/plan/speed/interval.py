@@ -1,6 +1,6 @@
 """The interval around a prediction: how far published and measured speeds lay from what was predicted for them, by kind of run.
 
-The fractions are the residuals of bench/plan/published.py (spread.toml), 10th to 90th percentile, widened where few rows are known.
+The fractions (spread.toml) are written by bench/plan/spread.py from the residuals of published and measured rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Kind(Enum):
 
 class Entry(Frozen):
     low: float
-    """Published over predicted, 10th percentile."""
+    """Published over predicted: eight of ten rows lie between the two."""
     high: float
     rows: int
     """On which it rests."""

@@ -243,7 +243,9 @@ class SpeedModel:
         if rates is IDEAL:
             memory, compute = work.floor(bandwidth, flops)
         else:
-            memory, compute = work.seconds(self._unpacked(bandwidth, num_cores(slot.device), rates), flops * self._grid(rates), rates)
+            memory, compute = work.seconds(
+                self._unpacked(bandwidth, num_cores(slot.device), rates), flops * self._grid(rates), rates
+            )
         return StepTime(memory=memory, compute=compute)
 
     def _unpacked(self, bandwidth: float, cores: int, rates: Rates) -> float:
