@@ -21,7 +21,13 @@ DECODE, PREFILL = "2x(4xH100-80GB)@400Gb", "2x(2xH100-80GB)@400Gb"
 
 
 def planned(
-    rate: float = 4.0, *, first: float = 2.0, between: float = 0.06, prefill_on: str = PREFILL, engine: str = "vllm", cached: float = 0.0
+    rate: float = 4.0,
+    *,
+    first: float = 2.0,
+    between: float = 0.06,
+    prefill_on: str = PREFILL,
+    engine: str = "vllm",
+    cached: float = 0.0,
 ) -> DisaggregatedPlan:
     found = describe_model("Llama-3.3-70B-Instruct")
     request = PlanRequest(

@@ -50,13 +50,14 @@ def pace(times: SpeedModel) -> Pace:
 
 
 def sustained_rate(found: Pace, prompt: int, new: int, rides: float) -> float:
-    """Output tokens per second of one replica in a steady stream: every `new` tokens of output need `prompt` tokens of prompt.
+    """Output tokens per second of one replica in a steady stream: every `new` tokens of output need `prompt` tokens of prompt."""
+    return 1 / (1 / found.rate + prompt / new / found.prompt_rate - saved_by_riding(found, prompt, new, rides))
 
-    In an engine that mixes, sequences that decode ride along in steps that read prompts, and get `rides` of a token there for nothing.
-    """
-    per = prompt / new
-    riding = rides * per * min(found.batch / found.chunk, found.rate / found.prompt_rate)
-    return 1 / (1 / found.rate + per / found.prompt_rate - riding / found.rate)
+
+def saved_by_riding(found: Pace, prompt: int, new: int, rides: float) -> float:
+    """Seconds per output token: in an engine that mixes, sequences that decode ride along in steps that read prompts, and get `rides` of a token
+    there for nothing."""
+    return rides * prompt / new * min(found.batch / found.chunk, found.rate / found.prompt_rate) / found.rate
 
 
 def _together(most: int, prompt_seconds: float, token_seconds: float) -> int:
@@ -107,7 +108,10 @@ def _burst(times: SpeedModel, found: Pace) -> float:
         decoding = work.new_tokens * (waves * _step(times, running) + (_step(times, rest) if rest else 0.0))
     else:
         decoding = work.new_tokens * ((requests - running) / running * _step(times, running) + _drain(times, running))
-    return requests * work.new_tokens / (prompts + decoding)
+    riding = (
+        (requests - running) * work.new_tokens * saved_by_riding(found, work.prompt_tokens, work.new_tokens, times.engine.rides)
+    )
+    return requests * work.new_tokens / (prompts + decoding - riding)
 
 
 def _drain(times: SpeedModel, running: int) -> float:

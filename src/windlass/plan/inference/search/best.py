@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
 
 import msgspec
 
@@ -18,6 +20,7 @@ from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme
 from windlass.errors import Impossible
 from windlass.plan.cost.running import cost_of
+from windlass.plan.engines.classes import device_class
 from windlass.plan.engines.load import loads_scheme
 from windlass.plan.engines.profile import EngineProfile
 from windlass.plan.inference.advice import BATCH_FOR_SERVER
@@ -115,7 +118,9 @@ class _SiteSearch:
 
     def on_devices(self) -> SearchResult | None:
         """The least lossy scheme that fits; the others are runners-up."""
-        ranked = [(how, found) for how in schemes(self.request) if (found := self._fitting(how))]
+        ranked = self._quick_first(
+            [(how, found) for how in schemes(self.request) if (found := self._fitting(how) or self._nearly(how))]
+        )
         for place, (_, found) in enumerate(ranked):
             for candidate in found:
                 best = self._whole(candidate)
@@ -123,6 +128,25 @@ class _SiteSearch:
                     rest = [others[0] for _, others in ranked[place + 1 :]]
                     return SearchResult(best=best, others=runners_up(candidate, found, rest), site=self.site)
         return None
+
+    def _quick_first(self, ranked: list[tuple[Scheme, list[Candidate]]]) -> list[tuple[Scheme, list[Candidate]]]:
+        """Where output counts, fp8 before bf16 if it gives much more: devices have units for it, and its loss is next to none."""
+        if self.request.goal == "latency" or [how.name for how, _ in ranked[:2]] != ["bf16", "fp8"]:
+            return ranked
+        (_, whole), (_, half) = ranked[:2]
+        gains = half[0].speed.sustained_tokens_per_second / whole[0].speed.sustained_tokens_per_second
+        return [ranked[1], ranked[0], *ranked[2:]] if gains > MUCH else ranked
+
+    def _nearly(self, how: Scheme) -> list[Candidate]:
+        """If most of the sequences fit at full length, all run at their mean length, as servers do it: better than fewer bits for all."""
+        asked = self.request.concurrency or 1
+        if asked == 1 or self.request.queue or not self.request.waits:
+            return []
+        most = self._asking(concurrency=ceil(MOST_OF_THEM * asked), waits=False)
+        return self._asking(queue=True)._fitting(how) if most._fitting(how) else []
+
+    def _asking(self, **changes: Any) -> _SiteSearch:
+        return _SiteSearch(replace(self.request, **changes), self.site, self.sizes, [])
 
     def _whole(self, found: Candidate) -> Candidate:
         """Evaluates every device of the replica; with fewer sequences if a device that was not evaluated before is fuller."""
@@ -139,14 +163,25 @@ class _SiteSearch:
         there are no others."""
         able = sorted(preferred(self.request, engines(self.request)), key=lambda one: self._untuned(one, how))
         able = [one for one in able if loads_scheme(one, how.name) or self.request.stored is not None or one.name == "windlass"]
-        able = [one for one in able if self._serves(one)] or able
-        for one in able[:1] if self.request.first_engine else able:
-            for idle in (False, True):
-                fitting = self._candidates(one, how, idle)
-                if fitting:
-                    near = [found for found in fitting if not self._far(found.layout)]
-                    return sorted(near or fitting, key=lambda found: rank(self.request, found))
+        able = [one for one in able if self._serves(one) and not one.only_offload] or able
+        tried = (fitting for one in (able[:1] if self.request.first_engine else able) if (fitting := self._of_engine(one, how)))
+        first = next(tried, [])
+        if not first or not self._personal():
+            return first
+        return max((first, *tried), key=lambda found: found[0].speed.decode_tokens_per_second * (MUCH if found is first else 1.0))
+
+    def _of_engine(self, one: EngineProfile, how: Scheme) -> list[Candidate]:
+        for idle in (False, True):
+            fitting = self._candidates(one, how, idle)
+            if fitting:
+                near = [found for found in fitting if not self._far(found.layout)]
+                return sorted(near or fitting, key=lambda found: rank(self.request, found))
         return []
+
+    def _personal(self) -> bool:
+        """One user at a card of a personal computer: there the quickest engine is recommended, not the one made for servers."""
+        one = self.request.goal == "latency" and (self.request.concurrency or 1) == 1
+        return one and len(self.site.devices) == 1 and device_class(self.site.devices[0]) == "consumer"
 
     def _serves(self, one: EngineProfile) -> bool:
         """Not an engine for a few users where many are asked for."""
@@ -212,7 +247,11 @@ class _SiteSearch:
                 break
         if not found:
             return None
-        found.sort(key=lambda one: (one.fit.short_bytes, self._far(one.layout), not _own_offload(one), *rank(self.request, one)))
+        found.sort(
+            key=lambda one: (
+                one.fit.short_bytes, self._far(one.layout), _never_run(one), not _own_offload(one), *rank(self.request, one)
+            )
+        )  # fmt: skip
         fitting = [candidate for candidate in found[1:] if candidate.fits and candidate.layout != found[0].layout]
         return SearchResult(best=found[0], others=runners_up(found[0], fitting, []), site=self.site)
 
@@ -226,11 +265,20 @@ class _SiteSearch:
 
 
 SPILLED_SEQUENCES = (1, 4, 16, 64)
+MUCH = 1.3
+"""More than predictions err."""
+MOST_OF_THEM = 0.75
 
 
 def _own_offload(found: Candidate) -> bool:
     """Experts beside one GPU with our kernels: CPU and link work together, which was measured at twice the speed of the others."""
     return found.engine.name == "windlass" and found.layout.world == 1 and not found.fit.disk_bytes and found.times.offloads
+
+
+def _never_run(found: Candidate) -> bool:
+    """Paths of our engine beside a GPU that are planned for only: others do it today."""
+    beside = any(slot.device.kind != "cpu" for slot in found.fit.slots)
+    return found.engine.name == "windlass" and beside and not _own_offload(found)
 
 
 def runners_up(best: Candidate, ranked: list[Candidate], other_schemes: list[Candidate]) -> tuple[Candidate, ...]:

@@ -53,7 +53,13 @@ def _choices(request: PlanRequest) -> tuple[str, ...]:
     """Engines worth trying on these devices, without those paths of ours that were never run."""
     devices = request.hardware.distinct_devices
     kinds = {device.kind for device in devices}
-    peers = ("mlx", "llama.cpp") if kinds == {"metal"} else ("llama.cpp",) if "cpu" in kinds else ("vllm", "llama.cpp")
+    peers = (
+        ("mlx", "llama.cpp")
+        if kinds == {"metal"}
+        else ("llama.cpp",)
+        if "cpu" in kinds
+        else ("vllm", "llama.cpp", "ktransformers")
+    )
     if request.hardware.num_devices == 1 and device_class(devices[0]) in ("unified", "rdna"):
         peers = ("llama.cpp", "vllm")  # what people run there, and the faster of the two where both were measured
     one = 1 if kinds == {"cpu"} else request.hardware.num_devices
