@@ -10,7 +10,7 @@ from windlass.core.plan import LoadPlan
 from windlass.plan.speed.roofline import SpeedModel
 from windlass.plan.speed.serving import pace
 
-STEPS = 40
+STEPS = 24
 """Of a bisection: far beyond what a prediction is worth."""
 
 

@@ -118,6 +118,8 @@ class _SiteSearch:
 
     def on_devices(self) -> SearchResult | None:
         """The least lossy scheme that fits; the others are runners-up."""
+        if _device_bytes(self.request.hardware) < least_bytes(self.request.rules):
+            return None
         ranked = self._quick_first(
             [(how, found) for how in schemes(self.request) if (found := self._fitting(how) or self._nearly(how))]
         )
@@ -140,7 +142,7 @@ class _SiteSearch:
     def _nearly(self, how: Scheme) -> list[Candidate]:
         """If most of the sequences fit at full length, all run at their mean length, as servers do it: better than fewer bits for all."""
         asked = self.request.concurrency or 1
-        if asked == 1 or self.request.queue or not self.request.waits:
+        if asked == 1 or self.request.queue or self.request.first_engine or not self.request.waits:
             return []
         most = self._asking(concurrency=ceil(MOST_OF_THEM * asked), waits=False)
         return self._asking(queue=True)._fitting(how) if most._fitting(how) else []
@@ -175,8 +177,18 @@ class _SiteSearch:
             fitting = self._candidates(one, how, idle)
             if fitting:
                 near = [found for found in fitting if not self._far(found.layout)]
-                return sorted(near or fitting, key=lambda found: rank(self.request, found))
+                return self._serving_first(sorted(near or fitting, key=lambda found: rank(self.request, found)))
         return []
+
+    def _serving_first(self, ranked: list[Candidate]) -> list[Candidate]:
+        """With a load, what serves most within its limits: of those with most output and those with the quickest steps."""
+        load = self.request.load
+        if load is None or self.request.concurrency is not None:
+            return ranked
+        few = 1 if len(self.site.devices) > LARGE else SHORTLIST
+        quick = sorted(ranked[few:], key=lambda one: one.speed.step_seconds)[:few]
+        tried = sorted([*ranked[:few], *quick], key=lambda one: -_most_served(load, one))
+        return [*tried, *(one for one in ranked if not any(one is other for other in tried))]
 
     def _personal(self) -> bool:
         """One user at a card of a personal computer: there the quickest engine is recommended, not the one made for servers."""
@@ -268,6 +280,8 @@ SPILLED_SEQUENCES = (1, 4, 16, 64)
 MUCH = 1.3
 """More than predictions err."""
 MOST_OF_THEM = 0.75
+SHORTLIST = 3
+"""Candidates whose load is worked out, of either kind."""
 
 
 def _own_offload(found: Candidate) -> bool:
@@ -307,8 +321,6 @@ def rank(request: PlanRequest, candidate: Candidate) -> tuple[float, ...]:
     """Sort key, smaller is better. Ties go to fewer stages, then to less expert parallelism."""
     speed, layout = candidate.speed, candidate.layout
     plain = (float(layout.pp), float(layout.ep), float(layout.tp))
-    if request.load is not None and request.concurrency is None:
-        return (-_most_served(request.load, candidate), *plain)
     if candidate.workload.waiting:
         return (-round(speed.sustained_tokens_per_second, 1), *plain)
     if request.goal == "latency":
