@@ -105,7 +105,8 @@ def _served(plan: dict[str, Any]) -> tuple[str, str, str]:
     bound = f"bound by {speed['bound_by']}; " if speed else ""
     chosen = next(reason["why"] for reason in plan["reasons"] if reason["choice"] == "engine")
     without = f"; without offloading: {plan['would_fit'][0]}" if plan["would_fit"] else ""
-    told = f"{'no' if plan['load'] and not plan['load']['within'] else 'yes'}: {pace} ({how}){_load(plan)}"
+    asked = plan["disaggregated"] or plan["load"]
+    told = f"{'no' if asked and not asked['within'] else 'yes'}: {pace} ({how}){_load(plan)}"
     return told, plan["engine"], f"{chosen}; {bound}{used:.0%} of a device's memory{beside}{without}"
 
 

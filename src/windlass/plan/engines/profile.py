@@ -55,6 +55,8 @@ class Rates(Frozen):
     """The same of a layer with experts."""
     core_weights: float = 0.0
     """On a CPU: weights per second that a core unpacks and multiplies with one row; 0: no limit. Reads go on meanwhile, but not unhindered."""
+    tried_cores: int = 0
+    """On a CPU: figures rest on runs with at most so many cores; 0: with many."""
     grid_weights: float = 1.0
     """Of that, with types whose weights are looked up in a grid (IQ1 to IQ3)."""
     grid_product: float = 1.0

@@ -87,6 +87,10 @@ def _vllm_cuts(request: PlanRequest, best: Candidate) -> bool:
     return False
 
 
+WITHOUT_BF16 = ("V100", "T4", "RTX-20", "TITAN-RTX")
+"""Volta and Turing."""
+
+
 def _engine_reason(request: PlanRequest, best: Candidate) -> Reason:
     kinds = {slot.device.kind for slot in best.fit.slots}
     if request.engine != "auto":
@@ -148,6 +152,8 @@ def _scheme_reason(request: PlanRequest, best: Candidate) -> Reason:
         why = f"next to no loss, and the devices have units for it; {format_bytes(best.fit.free_bytes)} free on the fullest"
     else:
         why = f"the least lossy that fits together with the KV cache, {format_bytes(best.fit.free_bytes)} free on the fullest device"
+    if best.scheme.name == "bf16" and any(slot.device.name.upper().startswith(WITHOUT_BF16) for slot in best.fit.slots):
+        why += "; as fp16: these devices have no units for bf16"
     return Reason(choice="quantization", value=f"{best.scheme.name}{group}", why=why)
 
 

@@ -166,8 +166,9 @@ class _SiteSearch:
         able = sorted(preferred(self.request, engines(self.request)), key=lambda one: self._untuned(one, how))
         able = [one for one in able if loads_scheme(one, how.name) or self.request.stored is not None or one.name == "windlass"]
         able = [one for one in able if self._serves(one) and not one.only_offload] or able
-        tried = (fitting for one in (able[:1] if self.request.first_engine else able) if (fitting := self._of_engine(one, how)))
-        first = next(tried, [])
+        asked = able[:1] if self.request.first_engine else able
+        tried = (fitting for one in asked if (fitting := self._of_engine(one, how)))
+        first = next(tried, list[Candidate]())
         if not first or not self._personal():
             return first
         return max((first, *tried), key=lambda found: found[0].speed.decode_tokens_per_second * (MUCH if found is first else 1.0))
