@@ -32,6 +32,10 @@ more than 32: faster memory is mostly more channels or a second socket."""
 DRAFT_LAYERS = 1.5
 """A draft of the MTP layer costs as much as so many layers: its own and its head."""
 
+INTEGER_PEAK = 8.0
+"""For ceilings: 8-bit dot products of a CPU at best, over the fp32 products that it is rated by (four to a lane, and all of the peak instead of 0.6,
+at desktop clocks)."""
+
 HOST_ISA = {"avx2": 0.7, "neon": 0.4}
 """Products of a host over one with AVX-512. AMX is used for few types; what engines gain from it is in their figures."""
 
@@ -241,10 +245,10 @@ class SpeedModel:
     def _slot_time(self, slot: DeviceSlot, work: Work, rates: Rates) -> StepTime:
         bandwidth, flops = slot.device.measured_bandwidth, self._matmul_rate(slot.device)
         if rates is IDEAL:
-            memory, compute = work.floor(bandwidth, flops)
+            memory, compute = work.floor(bandwidth, flops * (INTEGER_PEAK if slot.device.kind == "cpu" else 1.0))
         else:
             memory, compute = work.seconds(
-                self._unpacked(bandwidth, num_cores(slot.device), rates), flops * self._grid(rates), rates
+                self._unpacked(bandwidth, num_cores(slot.device), rates), flops * self._type_share(slot.device, rates), rates
             )
         return StepTime(memory=memory, compute=compute)
 
@@ -255,7 +259,10 @@ class SpeedModel:
         each = rates.core_weights * (rates.grid_weights if self.scheme.is_grid else 1.0) * self.scheme.bits_per_weight / 8
         return (bandwidth**-2 + (cores * each) ** -2) ** -0.5
 
-    def _grid(self, rates: Rates) -> float:
+    def _type_share(self, device: Device, rates: Rates) -> float:
+        """Of an engine's rate of products, with these weights: a CPU multiplies 16-bit ones as fp32, not as bytes."""
+        if device.kind == "cpu" and self.scheme.bits >= 16:
+            return min(1 / rates.product, 1.0)
         return rates.grid_product if self.scheme.is_grid else 1.0
 
     def _launch(self, layers: Interval, device: Device, rates: Rates) -> float:
@@ -384,7 +391,9 @@ class SpeedModel:
             flops += tokens * dense * moved.host_always / max(shard.between(shard.always, layers), 1.0)
         rows = self._rows_per_expert(tokens / chunks)
         filled = rows / (rows + rates.host_half_rows)
-        by_cpu = flops / (_host_flops(node) / self._sharing(node) * rates.host_product * filled * self._grid(rates))
+        by_cpu = flops / (
+            _host_flops(node) / self._sharing(node) * rates.host_product * filled * self._type_share(slot.device, rates)
+        )
         by_link = chunks * (moved.host_always + share * moved.host_experts) / self._link(slot, node, rates)
         disk = streamed.disk + chunks * share * moved.disk_experts / node.disk_bandwidth
         return replace(time, host_compute=min(by_cpu, by_link), disk=disk)
