@@ -71,7 +71,10 @@ def test_the_first_line_warns_of_what_was_never_run(capsys: pytest.CaptureFixtur
         (("Llama-3.1-8B", "--on", "1xH200", "--cached-prefix", "1.5"), "--cached-prefix from 0"),
         (("Llama-3.1-8B", "--on", "1xH200", "--prefill-on", "1xH200"), "add --rate"),
         (("Llama-3.1-8B", "--on", "1xH200", "--prefill-on", "1xH2000", "--rate", "1/s"), "unknown device"),
-        (("Llama-3.1-8B", "--on", "1xH200", "--prefill-on", "1xH200", "--rate", "1/s", "--engine", "llama.cpp"), "other machines"),
+        (
+            ("Llama-3.1-8B", "--on", "1xH200", "--prefill-on", "1xH200", "--rate", "1/s", "--engine", "llama.cpp"),
+            "other machines",
+        ),
         (("Llama-3.3-70B-Instruct", "--on", "4xH200", "--prefill-on", "1xRTX-3060", "--rate", "1/s"), "does not fit"),
         (("Llama-3.1-8B", "--on", "1xH200", "--engine", "vlm"), "unknown engine"),
         (("--on", "1xH200"), "say which model"),
