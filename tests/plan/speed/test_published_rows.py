@@ -57,8 +57,8 @@ def test_intervals_hold_eight_rows_of_ten(found: list[Any]) -> None:
 
 OWN = 0.15
 NOISY = {1022, 1023, 1046}
-"""1022, 1023: 4.6 and 8.6 ms from token to token, where reading the experts that evenly routed tokens choose takes 5.8 and 11: the router of the served
-weights prefers some. 1046: 109 tokens/s, and 137 on a slower machine."""
+"""1022, 1023: 4.6 and 8.6 ms from token to token, where reading the experts that evenly routed tokens choose takes 5.8 and 11: the router of the
+served weights prefers some. 1046: 109 tokens/s, and 137 on a slower machine."""
 
 
 def test_what_was_measured_of_our_engine_is_within_its_bar(found: list[Any]) -> None:
