@@ -91,7 +91,7 @@ def _plan(options: CheckOptions) -> Plan:
     from windlass.open.hardware import resolve_hardware
     from windlass.open.resolve import describe_model
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import PlanRequest
+    from windlass.plan.inference.search.request import PlanRequest
 
     resolved = describe_model(options.target)
     request = PlanRequest(
