@@ -8,10 +8,12 @@ from windlass.check.needs import Needs
 from windlass.check.report import Check, failed, passed, warned
 from windlass.core.model import Frozen
 from windlass.machine.health.disk_check import DiskFacts
-from windlass.units import GIB, MB, format_bytes
+from windlass.units import GIB, MB, MIB, format_bytes
 
 SPARE_BYTES = 5 * GIB
 """Logs, caches and results of any run."""
+FULL_BYTES = 16 * MIB
+"""Nothing that is worth a run can be written any more."""
 SLOW_WRITE = 50 * MB
 SLOW_FSYNC_SECONDS = 0.5
 FEW_INODES = 1000
@@ -43,8 +45,10 @@ def _room(facts: DiskFacts, needs: Needs, host: str) -> Check:
             "choose another folder, or its rights",
             host,
         )
-    if facts.free_bytes < needs.disk_bytes:
-        return failed("disk room", shown, format_bytes(needs.disk_bytes), "free some, or choose another folder", host)
+    if facts.free_bytes < max(needs.disk_bytes, FULL_BYTES):
+        return failed(
+            "disk room", shown, format_bytes(max(needs.disk_bytes, FULL_BYTES)), "free some, or choose another folder", host
+        )
     if facts.free_inodes is not None and facts.free_inodes < FEW_INODES:
         return failed(
             "disk room",
