@@ -70,7 +70,9 @@ def _outcomes(stop: str, other: str, kind: str) -> dict[str, str]:
 
 def _rank(rank: int, spent: str) -> dict[str, str]:
     return {
-        _name("windlass_rank_collective_seconds_total", S, f'rank="{rank}", worker="w{rank}", collective="tp all_reduce"'): spent
+        _name(
+            "windlass_rank_collective_seconds_total", S, f'rank="{rank}", worker="w{rank}", collective="tp all_reduce", group="0"'
+        ): spent
     }
 
 

@@ -149,8 +149,10 @@ def test_a_lost_node_shrinks_the_run(slurm: slurm_cluster.Slurm, place: Path, re
 
 
 def test_a_job_that_never_starts_says_why(slurm: slurm_cluster.Slurm, place: Path) -> None:
+    slurm.until(lambda: set(slurm.output("sinfo", "-h", "-o", "%t").split()) == {"idle"}, "the lost node is back")
     windlass("launch", "slurm", "--partition", "short", "--time", "50m", "--name", "never", "--", "bench", "tiny-glm")
-    assert status("never")["state"] == "waiting" and "smaller --time" in status("never")["reason"]
+    slurm.until(lambda: "smaller --time" in status("never")["reason"], "the scheduler has looked at it")
+    assert status("never")["state"] == "waiting"
     windlass("launch", "cancel", "never")
     refused = subprocess.run(
         [sys.executable, "-P", "-m", "windlass", "launch", "slurm", "--nodes", "99", "--", "serve", "tiny-glm"],
