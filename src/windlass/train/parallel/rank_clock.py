@@ -19,7 +19,7 @@ from torch.distributed import Work
 
 from windlass.train.progress import RankTimes
 
-PARTS = ("model", "gradients", "sums")
+PARTS: tuple[str, ...] = ("model", "gradients", "sums")
 """Forward and backward passes; sums of gradients after them; sums of a few numbers (losses, norms, loads), where a step begins and ends."""
 EVERY_STEPS = 10
 _plain_wait = Work.wait
@@ -81,4 +81,4 @@ def _time_waits(clock: RankClock) -> None:
         finally:
             clock.add(perf_counter() - began)
 
-    Work.wait = wait
+    Work.wait = wait  # pyright: ignore[reportAttributeAccessIssue]
