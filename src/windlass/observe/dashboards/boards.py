@@ -298,7 +298,7 @@ ENERGY = Board(
         _one("Energy in 24 h", f"sum(increase({_of(n.NODE_ENERGY)}[24h])) / 3.6e6", "kwatth", type="stat", width=6),
         _one(
             "CO2 equivalent in 24 h (g)",
-            f"sum(increase({_of(n.NODE_ENERGY)}[24h])) / 3.6e6 * max({_of(n.GRID_INTENSITY)})",
+            f"sum(increase({_of(n.NODE_ENERGY)}[24h])) / 3.6e6 * max(avg_over_time({_of(n.GRID_INTENSITY)}[24h]))",
             type="stat",
             width=6,
             help="Average, location-based intensity of the region given to `windlass observe node`.",
