@@ -41,7 +41,7 @@ class ShortRun(Frozen):
 
 
 def line_of_runs(small: ShortRun, large: ShortRun) -> Line:
-    """Asking grows with the number of examples; a start does not, and varies more than a few examples take: it is taken out before they are compared."""
+    """Asking grows with the number of examples. A start does not, and varies more than some examples take: it is taken out first."""
     asking = line_through((small.examples, small.asking_seconds), (large.examples, large.asking_seconds))
     starts = [max(run.seconds - run.asking_seconds, 0.0) for run in (small, large)]
     return Line(fixed=sum(starts) / len(starts) + asking.fixed, each=asking.each)
