@@ -152,7 +152,8 @@ def with_hourly_carbon(report: EnergyReport, grid: HourlyGrid, pue: float) -> En
     weighted = sum(joules * (grid.at(hour * HOUR) or 0.0) for hour, joules in report.by_hour.items())
     counted = sum(report.by_hour.values())
     kwh, grams = report.joules / JOULES_PER_KWH * pue, weighted / counted if counted else 0.0
-    spread = f"by the hour ({len(report.by_hour)} hours), location-based"
+    number = len(report.by_hour)
+    spread = f"by the hour ({number} hour{'' if number == 1 else 's'}), location-based"
     return msgspec.structs.replace(
         report, kwh=kwh, co2_grams=1000 * co2_kg(kwh, grams), grid=grid.name, grams_per_kwh=round(grams, 3), intensity=spread
     )
