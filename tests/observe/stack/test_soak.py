@@ -44,7 +44,7 @@ def test_no_false_alarm_and_nothing_grows(tmp_path: Path) -> None:
         assert {name for name, _, _ in made.hook.seen} <= EXPECTED
         assert max(series[half:]) <= series[max(half - 1, 0)] + 20, series
         # The first half fills histories and pools; after it, a few MiB of noise are allowed.
-        assert resident[-1] - resident[half] < 32 * MIB, [one // MIB for one in resident]
+        assert resident[-1] - resident[half] < 16 * MIB, [one // MIB for one in resident]
 
 
 def _sources(jobs: dict[str, tuple[str, ...]]) -> list[Source]:
