@@ -15,7 +15,7 @@ from windlass.core.ranks.epoch import EpochPlan, Node, planned_epoch
 from windlass.errors import Impossible
 from windlass.open.fleet import Replanner, check_split, crowded_note, open_fleet
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 pytestmark = pytest.mark.cpu
 

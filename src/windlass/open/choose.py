@@ -49,7 +49,7 @@ def _held_as(name: str, gguf: bool) -> Scheme:
 def free_bytes(known: KnownModel, scheme_name: str, gguf: bool, hardware: Hardware) -> int | None:
     """Memory left on the fullest device; None: it does not fit without offloading."""
     from windlass.plan.inference.remedy import fits_devices
-    from windlass.plan.inference.search import PlanRequest
+    from windlass.plan.inference.search.request import PlanRequest
 
     spec = spec_of(known)
     stored = _held_as(scheme_name, gguf)

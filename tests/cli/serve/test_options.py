@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from windlass.cli.serve.options import GivenModel, ServeOptions, adapters_of, check_options, named_models
-from windlass.cli.serve.run import written_folder
 from windlass.errors import BadInput
 
 pytestmark = pytest.mark.pure
@@ -26,13 +24,6 @@ def test_adapters_belong_to_the_first_model_unless_they_say() -> None:
     given = named_models(["small=./two", "./one"])
     found = adapters_of(["legal=/a/legal", "small:tone=/a/tone", "./one:x=/a/x"], given)
     assert found == [(("legal", "/a/legal"), ("tone", "/a/tone")), (("x", "/a/x"),)]
-
-
-def test_the_disk_is_checked_where_a_server_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in the current folder: an image's is often `/`, where its user may not write."""
-    monkeypatch.chdir("/")
-    assert written_folder(ServeOptions(models=("a",))) == Path(tempfile.gettempdir())
-    assert written_folder(ServeOptions(models=("a",), files=tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize("text", ["legal", "legal=", "=dir", "other:legal=dir"])

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,15 +53,8 @@ def start(options: ServeOptions) -> int:
         name = given[0].name or options.name
         settings = msgspec.structs.replace(settings, sampling=sampling_of(path), adapters=adapters, model=name)
         opener, plan = local(options, path, adapters) if options.engine == "windlass" else vllm(options, path)
-        check_before("serve", written_folder(options), shown=not options.quiet)  # after all that can be refused at once
+        check_before("serve", shown=not options.quiet)  # after all that can be refused at once
         return _Run(settings, lambda run: _app_of_one(settings, opener, plan, options.page, run), options, port).serve(listening)
-
-
-def written_folder(options: ServeOptions) -> Path:
-    """Where a server writes. Not the current folder: in containers and services that is often `/`, of another user."""
-    with suppress(FileNotFoundError):
-        return options.files or Path(tempfile.gettempdir())
-    return Path.cwd()
 
 
 def _app_of_one(settings: ServerSettings, opener: Opener, plan: Plan | None, page: bool, run: _Run) -> Starlette:
