@@ -7,6 +7,8 @@ import json
 import pytest
 
 from windlass.cli import execute
+from windlass.core.hardware.parse import parse_hardware
+from windlass.open.resolve import files_for
 
 pytestmark = pytest.mark.pure
 
@@ -33,6 +35,30 @@ def test_explain_and_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and "a decode step" in out and "2/s fit" in out
 
 
+APART = (
+    "Llama-3.3-70B-Instruct",
+    "--on",
+    "2x(4xH100)@400Gb",
+    "--prefill-on",
+    "2xH100",
+    "--rate",
+    "4/s",
+    "--ttft",
+    "2s",
+    "--tpot",
+    "60ms",
+)
+
+
+def test_prompts_on_machines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = plan(capsys, *APART)
+    assert code == 0 and "prefill:" in out and "of KV cache a prompt" in out
+    _, out, _ = plan(capsys, *APART, "--json")
+    apart = json.loads(out)["disaggregated"]
+    assert apart["within"] and apart["prefill"]["units"] >= 1 and apart["decode"]["units"] >= 1
+    assert 0 < apart["transfer_seconds"] < apart["time_to_first_token_seconds"] <= 2
+
+
 def test_the_first_line_warns_of_what_was_never_run(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = plan(capsys, "Llama-3.1-8B", "--on", "2xA100", "--engine", "windlass")
     assert out.splitlines()[0].startswith("not run yet: Windlass was never run on")
@@ -45,6 +71,13 @@ def test_the_first_line_warns_of_what_was_never_run(capsys: pytest.CaptureFixtur
         (("Llama-3.1-8B", "--on", "1xH200", "--rate", "many"), "requests per second"),
         (("Llama-3.1-8B", "--on", "1xH200", "--rate", "5/s", "--tpot", "soon"), "is not a time"),
         (("Llama-3.1-8B", "--on", "1xH200", "--cached-prefix", "1.5"), "--cached-prefix from 0"),
+        (("Llama-3.1-8B", "--on", "1xH200", "--prefill-on", "1xH200"), "add --rate"),
+        (("Llama-3.1-8B", "--on", "1xH200", "--prefill-on", "1xH2000", "--rate", "1/s"), "unknown device"),
+        (
+            ("Llama-3.1-8B", "--on", "1xH200", "--prefill-on", "1xH200", "--rate", "1/s", "--engine", "llama.cpp"),
+            "other machines",
+        ),
+        (("Llama-3.3-70B-Instruct", "--on", "4xH200", "--prefill-on", "1xRTX-3060", "--rate", "1/s"), "does not fit"),
         (("Llama-3.1-8B", "--on", "1xH200", "--engine", "vlm"), "unknown engine"),
         (("--on", "1xH200"), "say which model"),
         (("--calibrate", "--on", "1xH200"), "--on is"),
@@ -53,3 +86,28 @@ def test_the_first_line_warns_of_what_was_never_run(capsys: pytest.CaptureFixtur
 def test_refusals_are_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str) -> None:
     code, _, err = plan(capsys, *arguments)
     assert code != 0 and words in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "options", "scheme", "said"),
+    [
+        ("qwen3:8b", "cpu:2,ram=24GB", [], "int8", "Qwen3-8B-Q8_0.gguf"),
+        ("qwen3:8b", "cpu:2,ram=8GB", [], "int4", "Qwen3-8B-Q4_K_M.gguf"),
+        ("Qwen/Qwen3-8B", "cpu:2,ram=24GB", [], "bf16", "as published"),  # so it would be downloaded
+        ("qwen3:8b", "cpu:2,ram=24GB", ["--quant", "int4"], "int4", "--quant"),
+        ("qwen3:8b", "1xRTX-4090", [], "bf16", "as published"),
+        ("glm-4.5-air", "8xH100-80GB", [], "fp8", "GLM-4.5-Air-FP8"),
+        ("glm-4.5-air", "1xRTX-4090,ram=128GB", [], "int4", "fewest bytes"),  # what is published fits nowhere
+    ],
+)
+def test_plan_takes_the_files_that_run_takes(
+    model: str, hardware: str, options: list[str], scheme: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["plan", model, "--on", hardware, "--json", *options]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["scheme"]["name"] == scheme
+    [reason] = [reason for reason in plan["reasons"] if reason["choice"] == "quantization"]
+    assert said in reason["why"]
+    chosen = files_for(model, parse_hardware(hardware))
+    if chosen is not None and chosen.scheme is not None and not options:
+        assert plan["scheme"]["bits"] == chosen.scheme.bits and (chosen.file or chosen.hub) in reason["why"]

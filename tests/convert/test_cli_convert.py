@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from windlass.cli import execute as run
+from windlass.open.generation import DEFAULTS, default_sampling
 
 pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -202,9 +203,12 @@ def test_tokenizer_goes_along_to_distributed_llama(tiny: Any, tmp_path: Path, ca
     vocabulary = {chr(97 + index): index for index in range(26)}
     tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])).save(str(source / "tokenizer.json"))
     (source / "tokenizer_config.json").write_text('{"bos_token": "a", "eos_token": "b"}')
+    (source / "generation_config.json").write_text('{"do_sample": false}')
     code = run(["convert", str(source), str(tmp_path), "--to", "dllama", *FEW])
     printed = capsys.readouterr()
     assert code == 0, printed.err
+    assert default_sampling(tmp_path / "dllama_model_in_q40.m")["temperature"] == 0.0, "sampling as the original says"
+    assert default_sampling(tmp_path / "dllama_model_other_q40.m") == DEFAULTS
     assert (tmp_path / "dllama_tokenizer_in_q40.t").exists() and ".t" in printed.out
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from windlass.bundled.models import find_bundled
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node, planned_epoch
-from windlass.open.fleet import Replanner, crowded_note
+from windlass.errors import Impossible
+from windlass.open.fleet import Replanner, check_split, crowded_note, open_fleet
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 pytestmark = pytest.mark.cpu
 
@@ -59,3 +61,32 @@ def test_more_ranks_than_cores_are_said(ranks: int, cores: int, said: bool) -> N
     note = crowded_note(Layout(tp=4, pp=2), ranks, cores)
     assert bool(note) == said
     assert not said or (f"{ranks} processes" in note and "tp=4" in note)
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        (Layout(tp=4, pp=2), "heads"),
+        (Layout(tp=2), "whole experts on each rank"),
+        (Layout(tp=2, ep=2), "shared_ffn"),
+        (Layout(pp=2), ""),
+        (Layout(pp=9), ""),
+        (Layout(pp=10), "more stages than the model has layers"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused_before_anything_starts(layout: Layout, why: str) -> None:
+    """tiny-glm: 8 heads of 32 and experts of 128, in groups of 128."""
+    launch = Launch(model=str(find_bundled("tiny-glm")), device="cpu", layout=layout)
+    said: list[str] = []
+    if why:
+        with pytest.raises(Impossible, match=why):
+            open_fleet(launch, lambda _: None, said.append)
+    else:
+        check_split(launch)
+    assert not said, "that it would be slow"
+
+
+def test_a_split_of_random_weights_is_checked_too() -> None:
+    check_split(LAUNCH)
+    with pytest.raises(Impossible, match="heads"):
+        check_split(msgspec.structs.replace(LAUNCH, layout=Layout(tp=64)))

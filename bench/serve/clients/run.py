@@ -403,6 +403,24 @@ def aider(url: str, model: str) -> str:
     return "`aider --message` about a file, edit format `ask`, streamed"
 
 
+@client("guidellm")
+def guidellm(url: str, model: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        words = [
+            str(Path(sys.executable).parent / "guidellm"), "run", "--backend", f"kind=openai_http,target={url},model={model}",
+            "--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=3",
+            "--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}",
+            "--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8", "--output", f"kind=json,path={report}", "--disable-progress",
+        ]  # fmt: skip
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0 and report.exists(), (done.stdout + done.stderr)[-3000:]
+        [run] = json.loads(report.read_text())["benchmarks"]
+        requests = run["requests"]
+        assert len(requests["successful"]) == 3 and not requests["errored"], str(requests)[:2000]
+    return "`guidellm run`, synchronous profile, synthetic text, 3 requests"
+
+
 @client("aiperf")
 def aiperf(url: str, model: str) -> str:
     with tempfile.TemporaryDirectory() as folder:

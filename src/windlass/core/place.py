@@ -156,8 +156,10 @@ def _cut_named(axis: Axis, quantum: int, weights: Sequence[float]) -> tuple[Inte
     try:
         return cut(axis.count, quantum, weights)
     except Impossible as error:
+        whole = "whole experts on each rank (ep), " if axis.name is AxisName.EXPERT_FFN else ""
         raise Impossible(
-            f"tp {len(weights)} is too large for {axis.name.value} ({axis.count} x {axis.unit}): {error}; use a smaller tp, or pipeline stages (pp)"
+            f"tp {len(weights)} is too large for {axis.name.value} ({axis.count} x {axis.unit}): {error}; use a smaller tp, {whole}or "
+            "pipeline stages (pp)"
         ) from None
 
 

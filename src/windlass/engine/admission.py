@@ -30,6 +30,9 @@ class PendingGrammars:
     def __iter__(self) -> Iterator[int]:
         return iter(self._requests)
 
+    def use_adapter(self, name: str) -> bool:
+        return any(submit.adapter == name for submit, _, _ in self._requests.values())
+
     def add(self, submit: Submit, submitted: float, grammar: Future[CompiledGrammar]) -> None:
         self._requests[submit.id] = submit, submitted, grammar
 

@@ -121,6 +121,10 @@ class Engine:
         if name and (adapters is None or name not in adapters):
             raise BadInput(f"adapter {name!r} is not loaded", field="model")
 
+    def uses_adapter(self, name: str) -> bool:
+        """Whether a request has it: waiting, running, or with a grammar that is compiled."""
+        return any(one.adapter == name for one in self._sequences.values()) or self._compiling.use_adapter(name)
+
     def embed(self, submit: Submit) -> SequenceOutput:
         """At once, outside the schedule."""
         if submit.adapter:

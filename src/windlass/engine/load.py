@@ -19,6 +19,7 @@ from windlass.core.request import Info
 from windlass.core.rule import ModelPart, Rule
 from windlass.core.scheme import KV_BYTES, Scheme, scheme
 from windlass.core.tiers.demand import planned_tensors
+from windlass.engine.adapters import add_adapters
 from windlass.engine.engine import Engine
 from windlass.engine.execute.runner import Runner
 from windlass.engine.memory import (
@@ -36,10 +37,8 @@ from windlass.engine.tiers import RankWeights, build_decoder
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
-from windlass.nn.adapters import Adapters
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import WHOLE, ModelShard
-from windlass.weights.adapters import matrix_rows, read_adapter
 from windlass.weights.load.checkpoint import CheckpointWeights
 from windlass.weights.load.prefetch import trim_heap
 from windlass.weights.load.quantizing import quantized
@@ -83,20 +82,10 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     launch = with_limits(launch, built)
     engine = make_engine(launch, built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
     if launch.adapters:
-        add_adapters(launch, engine, built)
+        add_adapters(launch, engine)
     if _kind(device) == "cuda":
         engine.warm_up()
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
-
-
-def add_adapters(launch: Launch, engine: Engine, built: LoadedDecoder) -> None:
-    """LoRA adapters that requests may name."""
-    table = rules(built.decoder.spec)
-    adapters = Adapters(matrix_rows(table), built.device)
-    for name, folder in launch.adapters:
-        found = read_adapter(Path(folder), table)
-        adapters.add(name, {key: (pair.a, pair.b) for key, pair in found.items()}, built.decoder)
-    engine.runner.set_adapters(adapters)
 
 
 def with_limits(launch: Launch, built: LoadedDecoder) -> Launch:

@@ -7,13 +7,16 @@ from collections.abc import Callable
 import msgspec
 
 from windlass.core.request import Info
+from windlass.engine.adapters import AdapterChanges
 from windlass.engine.engine import Engine
 from windlass.engine.footprint import device_memory
 from windlass.engine.protocol import (
+    AddAdapter,
     Cancel,
     Command,
     InfoReply,
     InfoRequest,
+    RemoveAdapter,
     Report,
     RequestRejected,
     SequenceOutput,
@@ -34,15 +37,19 @@ Send = Callable[[Report], None]
 class EngineLoop:
     def __init__(self, engine: Engine, info: Info, send: Send) -> None:
         self._engine, self._info, self._send = engine, info, send
+        self._adapters = AdapterChanges(engine)
         self._embeddings: dict[int, Submit] = {}
         """That wait: one is computed between two steps, so that answers go on."""
 
     def run(self, take: Take) -> None:
         """Until there are no more commands. Blocks for commands only while there is nothing to compute."""
         engine = self._engine
-        while (commands := take(not engine.has_work and not self._embeddings)) is not None:
+        while (commands := take(not engine.has_work and not self._embeddings and not self._adapters)) is not None:
             for command in commands:
                 self._handle(command)
+            if self._adapters:
+                for report in self._adapters.finished():
+                    self._send(report)
             self._embed_one()
             if engine.has_work:
                 outputs = engine.step()
@@ -78,6 +85,10 @@ class EngineLoop:
                 output = self._engine.cancel(command.id)
                 if output is not None:
                     self._send(StepOutputs([output]))
+            case AddAdapter():
+                self._adapters.add(command)
+            case RemoveAdapter():
+                self._adapters.remove(command)
             case InfoRequest():
                 self._send(InfoReply(command.id, self._current_info()))
 

@@ -67,7 +67,22 @@ class InfoRequest(EngineMessage, frozen=True):
     id: int
 
 
-Command = Submit | TokenizerData | Cancel | InfoRequest
+class AddAdapter(EngineMessage, frozen=True):
+    """Answered with AdapterChanged when requests may name it, or RequestRejected; the engine runs on."""
+
+    id: int
+    name: str
+    folder: str
+
+
+class RemoveAdapter(EngineMessage, frozen=True):
+    """Answered with AdapterChanged when no request has it any more and its memory is free."""
+
+    id: int
+    name: str
+
+
+Command = Submit | TokenizerData | Cancel | InfoRequest | AddAdapter | RemoveAdapter
 
 
 # --- from the engine
@@ -136,6 +151,12 @@ class InfoReply(EngineMessage, frozen=True):
     info: Info
 
 
+class AdapterChanged(EngineMessage, frozen=True):
+    """Reply to AddAdapter and RemoveAdapter."""
+
+    id: int
+
+
 class EngineFailed(EngineMessage, frozen=True):
     """The last message: the engine could not be loaded, or failed."""
 
@@ -145,7 +166,7 @@ class EngineFailed(EngineMessage, frozen=True):
     field: str = ""
 
 
-Report = StepOutputs | RequestRejected | LoadProgress | EngineReady | InfoReply | EngineFailed
+Report = StepOutputs | RequestRejected | LoadProgress | EngineReady | InfoReply | AdapterChanged | EngineFailed
 
 
 # --- errors between processes

@@ -53,6 +53,10 @@ class Adapters:
             )
         self.matrices[name] = {key: (a.to(self._device), b.to(self._device)) for key, (a, b) in matrices.items()}
 
+    def remove(self, name: str) -> None:
+        """Its layers stay, and add nothing. No request may have it."""
+        self.matrices.pop(name, None)
+
     def of_rows(self, name: str) -> list[tuple[int, int, Matrices]]:
         """The rows of the step whose adapter changes this matrix."""
         found = [(first, last, self.matrices[adapter].get(name)) for first, last, adapter in self.rows]

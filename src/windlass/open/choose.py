@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen
-from windlass.core.scheme import scheme
+from windlass.core.scheme import Scheme, scheme
 from windlass.families import rules
 from windlass.families.registry import KnownModel, PublishedFiles, spec_of
 from windlass.units import format_bytes
@@ -20,6 +20,8 @@ class ChosenFiles(Frozen):
     """One .gguf file; empty: the whole repository."""
     why: str = ""
     """One line for the user."""
+    scheme: Scheme | None = None
+    """How the engine holds them; None: as the original is published, or it does not fit so."""
 
 
 def choose_files(known: KnownModel, hardware: Hardware) -> ChosenFiles:
@@ -28,24 +30,29 @@ def choose_files(known: KnownModel, hardware: Hardware) -> ChosenFiles:
     for files in offered:
         free = free_bytes(known, files.scheme, bool(files.file), hardware)
         if free is not None:
-            return ChosenFiles(
-                hub=files.hub, file=files.file, why=_said(known, files, f"{format_bytes(free)} of memory stay free")
-            )
+            return _chosen(known, files, f"{format_bytes(free)} of memory stay free")
     if offered and free_bytes(known, "bf16", False, hardware) is None:
-        smallest = offered[-1]
-        return ChosenFiles(
-            hub=smallest.hub, file=smallest.file, why=_said(known, smallest, "the smallest; the rest is read from disk")
-        )
+        return _chosen(known, offered[-1], "the smallest; the rest is read from disk", fits=False)
     return ChosenFiles(hub=known.hub, why=f"{known.name}: {known.hub}, as published")
+
+
+def _chosen(known: KnownModel, files: PublishedFiles, why: str, fits: bool = True) -> ChosenFiles:
+    """Beside a GPU only int4 is offloaded: what else does not fit is for the planner, which says what would."""
+    held = _held_as(files.scheme, bool(files.file)) if fits or files.file else None
+    return ChosenFiles(hub=files.hub, file=files.file, why=_said(known, files, why), scheme=held)
+
+
+def _held_as(name: str, gguf: bool) -> Scheme:
+    return scheme(name, GGUF_GROUP if gguf else None, zero_points=gguf and name == "int4")
 
 
 def free_bytes(known: KnownModel, scheme_name: str, gguf: bool, hardware: Hardware) -> int | None:
     """Memory left on the fullest device; None: it does not fit without offloading."""
     from windlass.plan.inference.remedy import fits_devices
-    from windlass.plan.inference.search import PlanRequest
+    from windlass.plan.inference.search.request import PlanRequest
 
     spec = spec_of(known)
-    stored = scheme(scheme_name, GGUF_GROUP if gguf else None, zero_points=gguf)
+    stored = _held_as(scheme_name, gguf)
     context = min(CONTEXT, spec.context_tokens)
     found = fits_devices(
         PlanRequest(spec=spec, rules=rules(spec), hardware=hardware, context_tokens=context, engine="windlass", stored=stored)

@@ -40,6 +40,7 @@ def open_fleet(
         if problem := warning(file):
             sys.stderr.write(f"windlass: {problem}\n")
     launch = msgspec.structs.replace(launch, device=_device(launch.device))
+    check_split(launch)
     if crowded := _crowded(launch):
         notify(crowded)
     planner = Replanner(launch)
@@ -47,6 +48,31 @@ def open_fleet(
         launch = msgspec.structs.replace(launch, kv_bytes=planner.kv_bytes)
     replan = planner.replan if launch.workers else planner.on_this_machine
     return Fleet(launch, replan, secret, notify=notify, progress=nodes, make_engine=make_engine or process_engine)
+
+
+def check_split(launch: Launch) -> None:
+    """Raises Impossible for a layout that the model cannot be split by: before any process starts, and without torch.
+
+    Groups of quantized matrices are not cut. They are at least as large as counted here, so whatever passes may still be refused by the
+    ranks (weights.schemes.cutting_scheme), and nothing is refused that they could do.
+    """
+    from windlass.core.place import place
+    from windlass.core.scheme import GROUPS, scheme
+    from windlass.families import describe, rules
+
+    if launch.random_weights is not None:
+        config, quantized = launch.random_weights.config, scheme(launch.random_weights.scheme, launch.random_weights.group)
+    elif Path(launch.model).exists():
+        from windlass.open.stored import stored_files
+
+        files = stored_files(Path(launch.model))
+        config, quantized = files.config, files.scheme
+    else:
+        return
+    spec = describe(config, Path(launch.model).name)
+    has_groups = quantized is not None and quantized.bits < 16
+    group = quantized.group if quantized is not None and quantized.group in GROUPS else min(GROUPS)
+    place(rules(spec), spec.num_layers, launch.layout, scheme("int4", group) if has_groups else scheme("bf16"))
 
 
 def _device(asked: str) -> str:

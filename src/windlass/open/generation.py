@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,11 @@ def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_generation_config(model: Path) -> dict[str, Any]:
-    """From the model's directory, or the one its file lies in; empty if there is none that can be read."""
-    try:
-        text = ((model if model.is_dir() else model.parent) / "generation_config.json").read_bytes()
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return {}
+    """From the model's directory, or beside its file: one of its own (NAME.generation_config.json) or the folder's. Empty: none is readable."""
+    from windlass.weights.files import GENERATION_CONFIG, own_generation_config
+
+    beside = [model / GENERATION_CONFIG] if model.is_dir() else [own_generation_config(model), model.parent / GENERATION_CONFIG]
+    for path in beside:
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    return {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +18,10 @@ from windlass.errors import BadInput
 from windlass.families import describe, hints_from, rules
 from windlass.families.registry import KnownModel, find, published_config, refuse_beyond_reach, spec_of, unknown_model
 from windlass.open.stored import StoredFiles, stored_files
+
+if TYPE_CHECKING:
+    from windlass.core.hardware.spec import Hardware
+    from windlass.open.choose import ChosenFiles
 
 DOWNLOADS = 8
 """Files fetched at once."""
@@ -67,15 +71,23 @@ def model_files(name: str, shown: bool) -> Path:
     return model_file(found.path)
 
 
-def runnable_files(name: str, shown: bool) -> Path:
-    """As `model_files`; of a model of the registry, the published files that this machine has room for, and a line that says which."""
+def files_for(name: str, hardware: Hardware | None = None) -> ChosenFiles | None:
+    """Of a model of the registry, the published files that such a machine has room for (None: this machine), which `windlass run NAME` takes
+    and `windlass plan NAME` plans. None: files that are here, or that the user named."""
     found = find_model(name)
     if found.path is not None or found.known is None or name.lower() == found.hub.lower():
-        return model_files(name, shown)
+        return None
     from windlass.open.choose import choose_files
     from windlass.open.hardware import resolve_hardware
 
-    chosen = choose_files(found.known, resolve_hardware(None))
+    return choose_files(found.known, hardware or resolve_hardware(None))
+
+
+def runnable_files(name: str, shown: bool) -> Path:
+    """As `model_files`; of a model of the registry, the published files that this machine has room for, and a line that says which."""
+    chosen = files_for(name)
+    if chosen is None:
+        return model_files(name, shown)
     if shown:
         print(chosen.why, file=sys.stderr, flush=True)
     return download_file(chosen.hub, chosen.file, shown) if chosen.file else download(chosen.hub, DOWNLOADS, shown)

@@ -80,6 +80,8 @@ class Service:
         self.has_page = False
         self.adapters: dict[str, str] = dict(settings.adapters)
         """LoRA adapters by name, and where they are."""
+        self.adapter_keys: dict[str, str] = {}
+        """What the engine calls them, where that is not their name: another adapter may have had it before."""
         self.runtime_adapters: object = None
         """What loads and unloads adapters while the server runs (serve/lora), if it may."""
         self.started_at, self.created = time.monotonic(), int(time.time())
@@ -203,6 +205,9 @@ class Service:
         if not self.knows(name):
             raise errors.unknown_model(self.names)
         return self._adapter(name) or "" if name and name != self.model else ""
+
+    def engine_adapter(self, adapter: str) -> str:
+        return self.adapter_keys.get(adapter, adapter)
 
     def shown_model(self, adapter: str) -> str:
         return f"{self.model}:{adapter}" if adapter else self.model

@@ -12,6 +12,13 @@ from windlass.formats.safetensors.files import safetensors_files, torch_files
 _SHARD = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf")
 _LATER_SHARD = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
 
+GENERATION_CONFIG = "generation_config.json"
+
+
+def own_generation_config(file: Path) -> Path:
+    """Beside a .m file, whose format has no place for sampling defaults; others may lie in the same folder."""
+    return file.with_suffix(f".{GENERATION_CONFIG}")
+
 
 def model_file(path: Path) -> Path:
     """A model directory, .gguf file or .m file; of a directory that only contains one .gguf or .m file, that file."""

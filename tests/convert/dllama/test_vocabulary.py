@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from windlass.bundled.models import find_bundled
 from windlass.convert.dllama.vocabulary import read_hugging_face
 from windlass.errors import BadInput
-from windlass.formats.dllama.tokenizer import read_tokenizer, write_tokenizer
+from windlass.formats.dllama.tokenizer import NEVER_MERGED, read_tokenizer, write_tokenizer
+from windlass.text.chat.template import render_chat
+from windlass.weights.text.dllama import tokenizer_json
 
 pytestmark = pytest.mark.cpu
 
@@ -22,6 +26,7 @@ TEXT = [
     "日本語のテキスト",
     "def f(x):\n    return x",
 ] * 3
+CHAT = [{"role": "user", "content": "Hi"}]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"
 
 
@@ -57,9 +62,10 @@ def test_byte_level_tokens_are_raw_bytes(tmp_path: Path) -> None:
     )
     found, notes = read_hugging_face(tmp_path)
     assert notes == ()
-    assert len(found.vocabulary) == size and found.scores == [-float(index) for index in range(size)]
+    assert len(found.vocabulary) == size and found.scores[: size - 4] == [-float(index) for index in range(size - 4)]
+    assert set(found.scores[size - 4 :]) == {NEVER_MERGED}
     assert (found.bos_id, found.eos_ids, found.add_bos) == (size - 4, (size - 2, size - 4), False)
-    assert found.chat_template == TEMPLATE
+    assert found.own_template == TEMPLATE
     for line in TEXT:
         assert b"".join(found.vocabulary[index] for index in tokenizer.encode(line).ids) == line.encode()
     assert found.vocabulary[-1] == "<｜ü｜>".encode()
@@ -74,7 +80,7 @@ def test_written_and_read_back(tmp_path: Path) -> None:
     assert notes == ("Distributed Llama does not support this chat template: text completion works, chat does not",)
     write_tokenizer(tmp_path / "x.t", found)
     back = read_tokenizer(tmp_path / "x.t")
-    assert (back.vocabulary, back.bos_id, back.eos_ids, back.chat_template) == (
+    assert (back.vocabulary, back.bos_id, back.eos_ids, back.own_template) == (
         found.vocabulary,
         found.bos_id,
         found.eos_ids,
@@ -90,7 +96,7 @@ def test_without_bos_the_first_special_id_stands_for_it(tmp_path: Path) -> None:
     _save(tmp_path, tokenizer_config={"chat_template": templates}, config={"eos_token_id": [size - 4, size - 2]})
     found, notes = read_hugging_face(tmp_path)
     assert (found.bos_id, found.add_bos, found.eos_ids) == (size - 4, False, (size - 4, size - 2))
-    assert (found.chat_template, notes) == (TEMPLATE, ())
+    assert (found.own_template, notes) == (TEMPLATE, ())
 
 
 def test_special_tokens_in_front_are_said(tmp_path: Path) -> None:
@@ -102,6 +108,31 @@ def test_special_tokens_in_front_are_said(tmp_path: Path) -> None:
     found, notes = read_hugging_face(tmp_path)
     assert found.bos_id == 1 and found.vocabulary[1] == b"<first>"
     assert len(notes) == 1 and "tokenize text wrongly" in notes[0]
+
+
+def test_windlass_reads_the_ids_of_the_original(tmp_path: Path) -> None:
+    """tiny-glm: special tokens come first and look like none ([gMASK]), digits are tokens of their own, spaces go with words."""
+    source = find_bundled("tiny-glm")
+    assert source is not None
+    found, _ = read_hugging_face(source)
+    write_tokenizer(tmp_path / "x.t", found)
+    stored = read_tokenizer(tmp_path / "x.t")
+    original = Tokenizer.from_file(str(source / "tokenizer.json"))
+    back = Tokenizer.from_str(json.dumps(tokenizer_json(stored)))
+    prompt = "[gMASK]<sop><|user|>Sort 9, 4, 7.<|assistant|>"
+    assert back.encode(prompt).ids == original.encode(prompt).ids and len(original.encode(prompt).ids) == 14
+    for line in [*TEXT, *Path(__file__).read_text().splitlines(), "a   b\t\tc  ", "#}  {# 12345'll", prompt[3:]]:
+        assert back.encode(line).ids == original.encode(line).ids, line
+    assert stored.own_template == (source / "chat_template.jinja").read_text()
+    assert render_chat(stored.chat_template, CHAT) == render_chat(stored.own_template, CHAT), "a comment, for whoever renders it"
+
+
+def test_a_comment_that_is_none_is_not_read(tmp_path: Path) -> None:
+    _byte_level(tmp_path)
+    found, _ = read_hugging_face(tmp_path)
+    for text in ("{# windlass: {", "{# windlass: [1] #}", "{# windlass: " + "[" * 9999):
+        broken = msgspec.structs.replace(found, chat_template=f"x{text}")
+        assert broken.splitting == {} and broken.own_template == "x"
 
 
 def test_sentence_piece_style_and_holes(tmp_path: Path) -> None:

@@ -427,6 +427,28 @@ def test_documents_are_ranked() -> None:
     results = posted("/v1/rerank", body, Scoring()).json()["results"]
     assert [result["index"] for result in results] == [1, 0] and results[0]["document"] == {"text": "blue"}
     assert results[0]["relevance_score"] == pytest.approx(math.exp(-0.1))
+    tei = {"query": "sky?", "texts": ["grass", "blue"], "return_text": True, "truncate": False, "raw_scores": False}
+    ranks = posted("/rerank", tei, Scoring()).json()
+    assert [(rank["index"], rank["text"]) for rank in ranks] == [(1, "blue"), (0, "grass")]
+    assert (
+        ranks[0]["score"] == pytest.approx(math.exp(-0.1)) and len(posted("/rerank", {**tei, "top_n": 1}, Scoring()).json()) == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"texts": None}, "documents"),
+        ({"documents": ["a"]}, "documents"),
+        ({"texts": []}, "texts"),
+        ({"truncate": True}, "truncate"),
+        ({"raw_scores": True}, "raw_scores"),
+        ({"max_tokens_per_doc": 5}, "max_tokens_per_doc"),
+    ],
+)
+def test_what_reranking_does_not_do_is_said(changes: dict[str, Any], param: str) -> None:
+    refused = posted("/rerank", {"query": "sky?", "texts": ["grass"], **changes})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == param, refused.text
 
 
 def test_what_lm_eval_asks_before_it_begins() -> None:

@@ -15,7 +15,7 @@ from serving import HELLO, Lines
 
 from waiting import HUNG_SECONDS
 from windlass.core.client import Unavailable
-from windlass.errors import BadInput
+from windlass.errors import BadInput, Impossible
 from windlass.serve.app import OfferedModel, make_app_of_several, service_of
 from windlass.serve.backend import residency
 from windlass.serve.backend.residency import MemoryRoom
@@ -42,9 +42,9 @@ class Engine(FakeClient):
     async def info(self) -> Any:
         for path in self.adapters.values():
             assert (Path(path) / WEIGHTS).read_bytes(), "its files are gone"
-        if "bad" in self.adapters:
+        if "bad" in names_of(self):
             raise BadInput("adapter bad: cannot be adapted while serving")
-        if "crash" in self.adapters:
+        if "crash" in names_of(self):
             raise Unavailable("the engine's process was ended by SIGKILL")
         return await super().info()
 
@@ -55,13 +55,40 @@ class Engine(FakeClient):
         self.is_closed = True
 
 
+class RunningEngine(Engine):
+    """Takes adapters while it runs, unless they are named so."""
+
+    async def add_adapter(self, name: str, folder: str) -> None:
+        match name.partition("@")[0]:
+            case "tiles":
+                raise Impossible("the weights are in a layout that takes no adapters")
+            case "lost":
+                raise Unavailable("the engine was lost")
+            case "bad":
+                raise BadInput("adapter bad: cannot be adapted while serving")
+            case _:
+                self.adapters[name] = folder
+
+    async def remove_adapter(self, name: str) -> None:
+        while self.running:
+            await asyncio.sleep(0.005)
+        del self.adapters[name]
+
+
+def names_of(engine: Engine) -> list[str]:
+    """Without the numbers that engines know adapters by."""
+    return [key.partition("@")[0] for key in engine.adapters]
+
+
 class Host:
+    kind: type[Engine] = Engine
+
     def __init__(self, **options: Any) -> None:
         self.opened: list[Engine] = []
         self.options = options
 
     def reopen(self, adapters: Adapters) -> Engine:
-        self.opened.append(Engine(adapters, **self.options))
+        self.opened.append(self.kind(adapters, **self.options))
         return self.opened[-1]
 
     def check(self, folder: Path) -> str:
@@ -70,13 +97,14 @@ class Host:
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, keys: tuple[ApiKey, ...] = KEYS, **options: Any
+    tmp_path: Path, keys: tuple[ApiKey, ...] = KEYS, kind: type[Engine] = Engine, **options: Any
 ) -> AsyncGenerator[tuple[httpx.AsyncClient, Service, Host]]:
     for name, weights in (("tone", b"fine"), ("other", b"made for another")):
         (tmp_path / name).mkdir()
         (tmp_path / name / CONFIG).write_bytes(b"{}")
         (tmp_path / name / WEIGHTS).write_bytes(weights)
     host = Host(**options)
+    host.kind = kind
     offered = [
         OfferedModel(name="m", client=host.reopen(()), adapter_host=AdapterHost(reopen=host.reopen, check=host.check)),
         OfferedModel(name="n", client=FakeClient()),
@@ -112,9 +140,9 @@ def test_an_adapter_is_loaded_used_and_unloaded(tmp_path: Path) -> None:
         async with serving(tmp_path) as (http, service, host):
             assert (await ask(http, "m:tone")).status_code == 404
             assert (await load(http, "tone")).json()["id"] == "m:tone"
-            assert list(host.opened[-1].adapters) == ["tone"] and host.opened[0].is_closed
+            assert names_of(host.opened[-1]) == ["tone"] and host.opened[0].is_closed
             answer = await ask(http, "m:tone")
-            assert answer.json()["model"] == "m:tone" and host.opened[-1].requests[-1].adapter == "tone"
+            assert answer.json()["model"] == "m:tone" and host.opened[-1].requests[-1].adapter == "tone@1"
             cards = {card["id"]: card.get("parent") for card in (await http.get("/v1/models")).json()["data"]}
             assert cards["m:tone"] == "m"
             assert (await load(http, "tone")).status_code == 400
@@ -122,7 +150,7 @@ def test_an_adapter_is_loaded_used_and_unloaded(tmp_path: Path) -> None:
             assert (await ask(http, "m:tone")).status_code == 404 and (await ask(http, "m")).status_code == 200
             assert (await http.post(UNLOAD, json={"lora_name": "tone"})).status_code == 404
             assert (await load(http, "second")).status_code == 200
-            assert list(host.opened[-1].adapters) == ["second"], "what was unloaded is gone with the next start"
+            assert names_of(host.opened[-1]) == ["second"], "what was unloaded is gone with the next start"
             assert service.slot.adapter_bytes == 2 * len(b"fine")
 
     asyncio.run(run())
@@ -146,6 +174,48 @@ def test_requests_finish_first_and_others_wait(tmp_path: Path) -> None:
             host.opened[-1].release()
             answer = await late
             assert answer.status_code == 200 and "windlass-waited" in answer.headers
+
+    asyncio.run(run())
+
+
+def test_an_adapter_goes_into_the_engine_that_runs(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path, kind=RunningEngine, hold_after=2) as (http, service, host):
+            [engine] = host.opened
+            running = asyncio.create_task(ask(http, "m"))
+            while not engine.running:
+                await asyncio.sleep(0.005)
+            loaded = (await load(http, "tone")).json()
+            assert not loaded["restarted"] and "engine that runs" in loaded["message"] and not running.done()
+            adapted = asyncio.create_task(ask(http, "m:tone"))
+            while engine.running < 2:
+                await asyncio.sleep(0.005)
+            assert (await http.post(UNLOAD, json={"lora_name": "tone"})).json()["restarted"] is False
+            assert (await ask(http, "m:tone")).status_code == 404 and names_of(engine) == ["tone"], "it is in use"
+            assert (await load(http, "tone")).status_code == 200 and list(engine.adapters) == ["tone@1", "tone@2"]
+            engine.release()
+            assert [(await task).json()["model"] for task in (running, adapted)] == ["m", "m:tone"]
+            assert (await ask(http, "m:tone")).status_code == 200
+            while "tone@1" in engine.adapters:
+                await asyncio.sleep(0.005)
+            assert engine.requests[-1].adapter == "tone@2" and host.opened == [engine] and service.slot.loads == 1
+            kept = Path(engine.adapters["tone@2"]).parent.parent
+            while (kept / "1").exists():
+                await asyncio.sleep(0.005)
+            assert (kept / "2" / "tone" / WEIGHTS).exists() and service.slot.adapter_bytes == 2 * len(b"fine")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("name", "starts"), [("tiles", 2), ("lost", 2), ("tone", 1)])
+def test_an_engine_that_cannot_take_it_is_started_with_it(tmp_path: Path, name: str, starts: int) -> None:
+    async def run() -> None:
+        async with serving(tmp_path, kind=RunningEngine) as (http, service, host):
+            loaded = (await load(http, name)).json()
+            assert loaded["restarted"] == (starts > 1) and len(host.opened) == starts == service.slot.loads
+            assert names_of(host.opened[-1]) == [name] and (await ask(http, f"m:{name}")).status_code == 200
+            assert (await load(http, "bad")).status_code == 400 and len(host.opened) == starts, "no engine would take it"
+            assert names_of(host.opened[-1]) == [name] and list(service.adapters) == [name]
 
     asyncio.run(run())
 

@@ -17,11 +17,11 @@ from windlass.core.plan import CloudOffer, Plan
 from windlass.core.scheme import Scheme, scheme
 from windlass.errors import BadInput
 from windlass.open.hardware import resolve_hardware, with_disk
-from windlass.open.resolve import ModelDescription, describe_model
+from windlass.open.resolve import ModelDescription, describe_model, files_for
 from windlass.plan.cloud.inference import cloud_offers
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.measured import with_limits
-from windlass.plan.inference.search import LoadRequest, PlanRequest
+from windlass.plan.inference.search.request import LoadRequest, PlanRequest
 from windlass.units import parse_bytes, parse_context
 
 DEFAULT_CONTEXT = 8192
@@ -55,16 +55,21 @@ class InferenceArguments(msgspec.Struct, frozen=True, kw_only=True):
     drafts: int = 0
     acceptance: float = 0.7
     cached_prefix: float = 0.0
+    prefill_on: str | None = None
     explain: bool = False
 
 
 def run(target: str, arguments: InferenceArguments, output: PlanOutput) -> int:
     resolved = describe_model(target)
-    request = _request(resolved, arguments)
+    request = _as_run(_request(resolved, arguments), target, arguments)
     offers = _offers(request, arguments) if arguments.cloud else None
     if offers is not None and arguments.on is None:
         request = _on_cheapest_offer(request, offers)
     plan = make_plan(request, source=resolved.source, digest=resolved.digest)
+    if arguments.prefill_on is not None:
+        from windlass.plan.inference.disaggregate import disaggregate
+
+        plan = msgspec.structs.replace(plan, disaggregated=disaggregate(request, resolve_hardware(arguments.prefill_on)))
     if offers is not None or not plan.fits:
         plan = _with_offers(plan, _offers(request, arguments) if offers is None else offers, arguments.cloud)
     return output.write(plan)
@@ -89,7 +94,7 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
         hardware=hardware,
         context_tokens=context if context is not None else min(DEFAULT_CONTEXT, resolved.spec.context_tokens),
         concurrency=arguments.concurrency,
-        goal=arguments.goal,
+        goal="throughput" if arguments.rate is not None and arguments.concurrency is None else arguments.goal,
         engine=arguments.engine,
         quant=arguments.quant,
         group=arguments.group,
@@ -160,6 +165,20 @@ def _stored(resolved: ModelDescription, hardware: Hardware) -> Scheme | None:
         return None
     on_cpus = all(device.kind == "cpu" for device in hardware.distinct_devices)
     return files.scheme if on_cpus or not files.only_on_cpus else scheme("bf16")
+
+
+def _as_run(request: PlanRequest, target: str, arguments: InferenceArguments) -> PlanRequest:
+    """With the published files that `windlass run` takes on this hardware, unless the user says otherwise."""
+    is_own = request.engine in ("auto", "windlass") and request.quant == "auto" and request.stored is None
+    if not is_own or arguments.cloud:
+        return request
+    chosen = files_for(target, request.hardware)
+    if chosen is None or chosen.scheme is None:
+        return request
+    where = f"{chosen.hub}/{chosen.file}" if chosen.file else chosen.hub
+    return replace(
+        request, stored=chosen.scheme, stored_why=f"{where}, which `windlass run` and `serve` take here; --quant plans another"
+    )
 
 
 def _hardware(on: str | None, cloud: bool) -> Hardware:

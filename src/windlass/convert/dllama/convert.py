@@ -17,6 +17,7 @@ from windlass.errors import BadInput, Impossible
 from windlass.formats.disk.atomic import require_free, write_atomically
 from windlass.formats.dllama.tokenizer import write_tokenizer
 from windlass.text.tokenize.gguf_tokenizer import write_tokenizer as write_gguf_tokenizer
+from windlass.weights.files import GENERATION_CONFIG, own_generation_config
 from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import reader
 from windlass.weights.text.files import find_dllama_tokenizer
@@ -58,12 +59,20 @@ def to_dllama(
         progress=lambda _, done: advance(done),
     )
     tokenizer, notes = _tokenizer(opened, source, model)
+    _copy_generation_config(source, model)
     return DllamaFiles(model=str(model), tokenizer=tokenizer, num_bytes=written.num_bytes, notes=(*written.notes, *notes))
 
 
 def _model_path(opened: OpenedModel, out: Path, weights: str) -> Path:
     """OUT.m as given; in a directory, the name that Distributed Llama's converter would choose."""
     return out if out.suffix == ".m" else out / f"dllama_model_{opened.spec.name}_{weights}.m"
+
+
+def _copy_generation_config(source: Path, model: Path) -> None:
+    """Sampling defaults, which the format has no place for."""
+    found = source / GENERATION_CONFIG if source.is_dir() else own_generation_config(source)
+    if found.is_file():
+        write_atomically(own_generation_config(model), found.read_bytes())
 
 
 def _tokenizer(opened: OpenedModel, source: Path, model: Path) -> tuple[str | None, tuple[str, ...]]:

@@ -1,7 +1,8 @@
 """A Hugging Face tokenizer (tokenizer.json and related files) as Distributed Llama's list of bytes and scores.
 
 Only BPE tokenizers can be converted. Distributed Llama has neither merges nor a pre-tokenizer: it merges by score (here minus the
-id, as its own converter does), so its token ids can differ from the original's; `notes` says where they must.
+id, as its own converter does; special tokens have one that is too low to merge into), so token ids can differ from the original's;
+`notes` says where they must.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from windlass.errors import BadInput
-from windlass.formats.dllama.tokenizer import CHAT_MARKS, DllamaTokenizer
+from windlass.formats.dllama.tokenizer import CHAT_MARKS, NEVER_MERGED, DllamaTokenizer, with_splitting
 from windlass.weights.text.dllama import byte_characters
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -35,14 +36,16 @@ def read_hugging_face(folder: Path) -> tuple[DllamaTokenizer, tuple[str, ...]]:
         raise BadInput(f"{folder / 'tokenizer.json'} has token ids outside 0 to {MAX_TOKENS - 1}")
     special = sorted(index for index, token in added.items() if token.special)
     bos = _bos(folder, settings, tokens)
-    to_bytes = _raw_bytes if _is_byte_level(tokenizer) else _sentence_piece_bytes
+    is_byte_level = _is_byte_level(tokenizer)
+    to_bytes = _raw_bytes if is_byte_level else _sentence_piece_bytes
+    template = _template(folder, settings)
     found = DllamaTokenizer(
         vocabulary=_vocabulary(tokens, {index: to_bytes(text) for index, text in model.items() if index not in added}),
-        scores=[-float(index) for index in range(max(tokens) + 1)],
+        scores=[NEVER_MERGED if index in added else -float(index) for index in range(max(tokens) + 1)],
         # Distributed Llama treats every id from BOS on as special; without a BOS the first special token takes its place.
         bos_id=bos if bos is not None else next(iter(special), None),
         eos_ids=_stops(folder, settings, tokens),
-        chat_template=_template(folder, settings),
+        chat_template=with_splitting(template, _splitting(tokenizer)) if is_byte_level else template,
         add_bos=bos is not None and bool(settings.get("add_bos_token", True)),
     )
     return found, tuple(_notes(found, special, max(model.keys() - added.keys(), default=0)))
@@ -84,6 +87,15 @@ def _model_tokens(folder: Path, tokenizer: dict[str, Any]) -> dict[int, str]:
     if not all(isinstance(index, int) for index in vocabulary.values()):
         raise BadInput(f"{folder / 'tokenizer.json'}: a token id is not an integer")
     return {index: text for text, index in vocabulary.items()}
+
+
+def _splitting(tokenizer: dict[str, Any]) -> dict[str, Any]:
+    """What comes before merging, which the format has no field for."""
+    return {
+        "normalizer": tokenizer.get("normalizer"),
+        "pre_tokenizer": tokenizer.get("pre_tokenizer"),
+        "ignore_merges": bool(_object(tokenizer.get("model")).get("ignore_merges")),
+    }
 
 
 def _object(value: object) -> dict[str, Any]:
@@ -170,7 +182,7 @@ def _notes(tokenizer: DllamaTokenizer, special: list[int], last_ordinary: int) -
     if first is None or last_ordinary > first or min(special, default=first) < first:
         yield (
             "Distributed Llama treats ids from BOS on as special and all before it as text; this vocabulary is ordered "
-            "differently, so it will tokenize text wrongly"
+            "differently, so it will tokenize text wrongly (Windlass reads the file right)"
         )
-    if tokenizer.chat_template and not any(mark in tokenizer.chat_template for mark in CHAT_MARKS):
+    if tokenizer.own_template and not any(mark in tokenizer.own_template for mark in CHAT_MARKS):
         yield "Distributed Llama does not support this chat template: text completion works, chat does not"

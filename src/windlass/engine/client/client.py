@@ -30,7 +30,16 @@ from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import EngineRequests, Progress
 from windlass.engine.client.text_processor import EncodedRequest, NoText, TextProcessor, TokenOnlyProcessor
 from windlass.engine.client.transport import EngineTransport, ProcessTransport
-from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, finish_error, timeout_message
+from windlass.engine.protocol import (
+    AddAdapter,
+    Finish,
+    PrefillStats,
+    RemoveAdapter,
+    SequenceOutput,
+    Submit,
+    finish_error,
+    timeout_message,
+)
 from windlass.errors import BadInput
 from windlass.text.parse.stream import TextStream, joined_pieces
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
@@ -315,7 +324,21 @@ class LocalClient(EngineClient):
     """
 
     def __init__(self, launch: Launch, text: ModelText | None = None, progress: Progress | None = None) -> None:
-        super().__init__(lambda: ProcessTransport(RankJob(launch=launch)), text, progress, MAX_CRASHES)
+        super().__init__(lambda: ProcessTransport(RankJob(launch=self._launch)), text, progress, MAX_CRASHES)
+        self._launch = launch
+
+    async def add_adapter(self, name: str, folder: str) -> None:
+        """Into the engine that runs, and into those that are started after it. Impossible: this engine has to be started with it."""
+        await self._requests.change(lambda number: AddAdapter(number, name, folder))
+        self._set_adapters((*self._launch.adapters, (name, folder)))  # nothing is awaited since the engine was there
+
+    async def remove_adapter(self, name: str) -> None:
+        """Returns when no request has it any more."""
+        await self._requests.change(lambda number: RemoveAdapter(number, name))
+        self._set_adapters(tuple(pair for pair in self._launch.adapters if pair[0] != name))
+
+    def _set_adapters(self, adapters: tuple[tuple[str, str], ...]) -> None:
+        self._launch = msgspec.structs.replace(self._launch, adapters=adapters)
 
 
 def open_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> LocalClient:

@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from typing import Any
 
 from windlass.core.client import Late, Unavailable
 from windlass.core.request import Info
 from windlass.engine.client.replay import EngineMoved, PendingRequest
 from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import (
+    AdapterChanged,
+    AddAdapter,
     Cancel,
     EngineFailed,
     EngineReady,
     InfoReply,
     InfoRequest,
     LoadProgress,
+    RemoveAdapter,
     Report,
     RequestRejected,
     SequenceOutput,
@@ -94,6 +98,15 @@ class EngineRequests:
             with suppress(EngineMoved):
                 await self.ready()
                 return await self._connected().fetch_info(self._next_number())
+
+    async def change(self, command: Callable[[int], AddAdapter | RemoveAdapter]) -> None:
+        """Of the engine that runs now; returns while it still does. Unavailable: there is none, or it was lost meanwhile."""
+        connection = self._connection
+        if connection is None or not connection.is_ready:
+            raise Unavailable("no engine runs")
+        await connection.change(command(self._next_number()))
+        if connection is not self._connection or connection.is_lost:
+            raise Unavailable("the engine was lost")
 
     async def restart(self) -> None:
         """Kills the current engine; the next one continues its requests."""
@@ -176,6 +189,7 @@ class _Connection:
         """It replaces an engine that moved."""
         self.requests: dict[int, PendingRequest] = {}
         self._info_replies: dict[int, asyncio.Future[Info]] = {}
+        self._changes: dict[int, asyncio.Future[None]] = {}
         self.is_lost = self._is_closed = self._is_gone = self._has_tokenizer = False
         self._closing: asyncio.Task[None] | None = None
         transport.open(self._receive, self._lost)
@@ -208,6 +222,15 @@ class _Connection:
         finally:
             self._info_replies.pop(number, None)  # the caller may have been cancelled
 
+    async def change(self, command: AddAdapter | RemoveAdapter) -> None:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes[command.id] = answer
+        self.transport.send(command)
+        try:
+            await answer
+        finally:
+            self._changes.pop(command.id, None)
+
     async def close(self) -> None:
         self._is_closed = True
         error = Unavailable("the engine was closed")
@@ -219,10 +242,10 @@ class _Connection:
         self._is_gone = True
 
     def end(self, error: Error) -> list[PendingRequest]:
-        """Fails pending info requests, and returns the unfinished requests."""
+        """Fails pending info requests and changes, and returns the unfinished requests."""
         self.is_lost = True
         requests, self.requests = list(self.requests.values()), {}
-        for waiting in (self.info, *self._info_replies.values()):
+        for waiting in (self.info, *self._info_replies.values(), *self._changes.values()):
             if not waiting.done():
                 waiting.set_exception(error)
                 _mark_retrieved(waiting)
@@ -243,6 +266,10 @@ class _Connection:
                         pending.take(output)
                         if output.finish is not None:  # its outputs may be unread, but it is not replayed
                             del self.requests[output.id]
+            case AdapterChanged():
+                _settle(self._changes.get(report.id), None)
+            case RequestRejected() if report.id in self._changes:
+                _settle(self._changes.get(report.id), as_error(report))
             case RequestRejected():
                 pending = self.requests.pop(report.id, None)
                 if pending is not None:
@@ -290,7 +317,16 @@ def _raise_error(found: list[SequenceOutput | Error]) -> list[SequenceOutput]:
     return outputs
 
 
-def _mark_retrieved(future: asyncio.Future[Info]) -> None:
+def _settle(future: asyncio.Future[None] | None, error: Error | None) -> None:
+    if future is None or future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _mark_retrieved(future: asyncio.Future[Any]) -> None:
     """Marks the exception as retrieved, so that asyncio does not log it."""
     if future.done() and not future.cancelled():
         future.exception()

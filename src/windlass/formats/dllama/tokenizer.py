@@ -7,8 +7,11 @@ merges: Distributed Llama merges the pair of tokens whose result has the highest
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint, BadInput
@@ -41,6 +44,13 @@ _MAX_PAIRS = 1024
 CHAT_MARKS = ("[INST]", "<|start_header_id|>", "<｜Assistant｜>", "<|im_start|>")
 
 
+SPLITTING_COMMENT, _COMMENT_END = "{# windlass: ", " #}"
+LEAST_MERGED = -1e10
+"""Distributed Llama merges only into tokens with a higher score than this (src/tokenizer.cpp)."""
+NEVER_MERGED = -1e30
+"""The score that we give to special tokens: no text merges into them, there or here, and they are known by it wherever their ids are."""
+
+
 class DllamaTokenizer(Frozen):
     vocabulary: list[bytes]
     """Raw bytes by id."""
@@ -51,6 +61,26 @@ class DllamaTokenizer(Frozen):
     add_bos: bool = True
     max_token_length: int = 0
     """Bytes of the longest token; 0: compute it."""
+
+    @property
+    def own_template(self) -> str:
+        """The chat template without our comment."""
+        return self.chat_template.partition(SPLITTING_COMMENT)[0]
+
+    @property
+    def splitting(self) -> dict[str, Any]:
+        """How text is split before it is merged, in the words of tokenizer.json; empty: the file does not say."""
+        _, found, rest = self.chat_template.partition(SPLITTING_COMMENT)
+        try:
+            return msgspec.json.decode(rest.removesuffix(_COMMENT_END), type=dict[str, Any]) if found else {}
+        except (msgspec.DecodeError, RecursionError):
+            return {}
+
+
+def with_splitting(template: str, splitting: Mapping[str, Any]) -> str:
+    """The template, and behind it what the format has no field for: a comment for Jinja, and nothing for Distributed Llama."""
+    text = msgspec.json.encode(splitting).decode().replace("#", "\\u0023")  # the comment ends with one
+    return f"{template}{SPLITTING_COMMENT}{text}{_COMMENT_END}"
 
 
 def check(tokenizer: DllamaTokenizer) -> None:

@@ -114,8 +114,9 @@ async def _no_writer() -> ResponseWriter:
 
 def completion_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, CompletionRequest)
-    job = completion_requests(service, body, caller, service.check_model(body.model))
-    return replace(job, writer=partial(_completion_writer, service, body, job.requests))
+    adapter = service.check_model(body.model)
+    job = completion_requests(service, body, caller, adapter)
+    return replace(job, writer=partial(_completion_writer, service, body, job.requests, adapter))
 
 
 def completion_requests(service: Service, body: CompletionRequest, caller: Caller, adapter: str = "") -> GenerationJob:
@@ -128,9 +129,11 @@ def completion_requests(service: Service, body: CompletionRequest, caller: Calle
     return GenerationJob(body, requests, _no_writer, tuple(notes.headers), notes.verdict)
 
 
-async def _completion_writer(service: Service, body: CompletionRequest, requests: Sequence[Request]) -> ResponseWriter:
+async def _completion_writer(
+    service: Service, body: CompletionRequest, requests: Sequence[Request], adapter: str
+) -> ResponseWriter:
     n = body.n or 1
-    envelope = new_envelope("cmpl", service.shown_model(requests[0].adapter), service.fingerprint)
+    envelope = new_envelope("cmpl", service.shown_model(adapter), service.fingerprint)
     shown: dict[str, Any] = {
         "n": n,
         "logprobs": body.logprobs is not None,
@@ -166,7 +169,8 @@ def _with_owner(request: Request, service: Service, caller: Caller, owner: str, 
         salt = f"{caller.key}:{salt}"
     if caller.key:
         priority = max(priority, service.keys[caller.key - 1].priority)
-    return msgspec.structs.replace(request, owner=owner, cache_salt=salt, priority=priority, adapter=adapter, model=model)
+    used = service.engine_adapter(adapter)
+    return msgspec.structs.replace(request, owner=owner, cache_salt=salt, priority=priority, adapter=used, model=model)
 
 
 async def _echoes(client: Client, requests: Sequence[Request], n: int) -> list[Echo]:

@@ -28,6 +28,7 @@ from windlass.wire.schema.embeddings import (
     RerankRequest,
     RerankResponse,
     RerankResult,
+    TeiRank,
 )
 from windlass.wire.schema.errors import ApiError, invalid, unsupported
 from windlass.wire.server.requests import TOO_LONG, naming_params, too_long_message
@@ -164,11 +165,7 @@ async def rerank(service: Service, scope: Scope, receive: Receive, send: Send) -
     raw = await ready_body(service, scope, receive)
     body = await service.body_reader.parsed(raw, lambda raw: decode(raw, RerankRequest))
     service.check_model(body.model)
-    if body.max_tokens_per_doc is not None:
-        raise unsupported("max_tokens_per_doc", "is not supported: documents are never truncated")
-    if len(body.documents) > MAX_INPUTS:
-        raise invalid("documents", f"has {len(body.documents)} entries; at most {MAX_INPUTS} are allowed per request")
-    texts = [_text(document, f"documents[{number}]") for number, document in enumerate(body.documents)]
+    texts = _documents(body)
     caller, client = caller_of(scope), tokenizer_of(service)
     service.check_quota(caller.key)
     scores: list[tuple[float, int]] = []
@@ -182,6 +179,12 @@ async def rerank(service: Service, scope: Scope, receive: Receive, send: Send) -
         total = sum(count for _, count in scores)
         service.charge(caller.key, [Usage(prompt_tokens=total, completion_tokens=0)])
     order = sorted(range(len(texts)), key=lambda index: -scores[index][0])[: body.top_n]
+    if body.texts is not None:
+        ranks = [
+            TeiRank(index=index, score=scores[index][0], text=texts[index] if body.return_text else UNSET) for index in order
+        ]
+        await send_json(send, ranks)
+        return
     results = [
         RerankResult(
             index=index, relevance_score=scores[index][0], document={"text": texts[index]} if body.return_documents else UNSET
@@ -190,6 +193,24 @@ async def rerank(service: Service, scope: Scope, receive: Receive, send: Send) -
     ]
     usage = EmbeddingUsage(prompt_tokens=total, total_tokens=total)
     await send_json(send, RerankResponse(id=f"rerank-{uuid4().hex}", model=service.model, results=results, usage=usage))
+
+
+def _documents(body: RerankRequest) -> list[str]:
+    """Of Cohere's request (`documents`) or TEI's (`texts`)."""
+    if body.max_tokens_per_doc is not None or body.truncate:
+        name = "truncate" if body.truncate else "max_tokens_per_doc"
+        raise unsupported(name, "is not supported: documents are never truncated")
+    if body.raw_scores:
+        raise unsupported("raw_scores", "is not supported: scores are probabilities")
+    name, other = ("documents", "texts") if body.texts is None else ("texts", "documents")
+    given = body.documents if body.texts is None else body.texts
+    if given is None:
+        raise invalid("documents", "is missing")
+    if body.texts is not None and body.documents is not None:
+        raise invalid(other, f"cannot be given together with {name}")
+    if len(given) > MAX_INPUTS:
+        raise invalid(name, f"has {len(given)} entries; at most {MAX_INPUTS} are allowed per request")
+    return [_text(document, f"{name}[{number}]") for number, document in enumerate(given)]
 
 
 def _text(document: str | dict[str, Any], where: str) -> str:

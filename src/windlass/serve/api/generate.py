@@ -139,7 +139,8 @@ class _Generation:
                         self._finished(kept)
                         data += events.ending()
                         self._disconnect_task.cancel()  # a client that disconnects now has received everything
-                    await self._start()
+                    if not self._started or self._starting is not None:
+                        await self._start()
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": num_open > 0})
         finally:
@@ -183,7 +184,8 @@ class _Generation:
         ended = 0
         for place, (index, delta) in enumerate(batch):
             self._timers[index].observe(delta)
-            self._count(index, delta)
+            if delta.token_ids:
+                self._count(index, delta)
             if delta.usage is not None:
                 self._so_far[index] = delta.usage
             if delta.tool_calls:
@@ -207,8 +209,6 @@ class _Generation:
     def _count(self, index: int, delta: Delta) -> None:
         """Tokens so far, for the list of requests and for their energy; a prompt counts with the first token."""
         number, flight = len(delta.token_ids), self._flight
-        if not number:
-            return
         computed = number
         if not self._num_tokens[index]:
             usage = delta.usage or self._so_far.get(index)

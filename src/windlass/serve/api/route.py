@@ -30,6 +30,8 @@ class ApiRoute(Frozen):
     """Makes the ASGI application that answers it."""
     request: type | None = None
     response: type | None = None
+    response_items: type | None = None
+    """The response may also be a list of these."""
     events: tuple[type, ...] = ()
     """The JSON in its server-sent events."""
     streams: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from typing import Literal
 from windlass.core.client import Busy, Unavailable
 from windlass.core.model import Frozen
 from windlass.errors import DoesNotFit, Error
-from windlass.serve.backend.residency import LoadedModel, MemoryRoom, idle_for, may_end, to_unload, turn_seconds
+from windlass.serve.backend.residency import LoadedModel, MemoryRoom, fits, idle_for, may_end, to_unload, turn_seconds
 from windlass.serve.backend.supervisor import Supervisor
 
 SlotState = Literal["unloaded", "loading", "loaded", "leaving", "unloading"]
@@ -157,6 +157,10 @@ class Models:
         if slot not in self._wanted and not slot.is_open and slot.state != "loading":
             self._wanted.append(slot)
             self._changed.set()
+
+    def has_room(self, slot: ModelSlot) -> bool:
+        """Whether all of it fits beside the others that are loaded."""
+        return fits([other.as_loaded for other in self._loaded() if other is not slot], slot.num_bytes, self._room)
 
     async def reload(self, slot: ModelSlot, undo: Callable[[], None]) -> None:
         """Starts a model's engine anew when nobody uses it; requests wait meanwhile. If that fails: calls `undo`, starts it once more, and

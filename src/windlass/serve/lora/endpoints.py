@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 from starlette.types import Receive, Scope, Send
@@ -18,6 +18,7 @@ from windlass.wire.decode import decode
 from windlass.wire.schema.errors import ApiError
 from windlass.wire.schema.structs import RequestStruct
 
+Result = TypeVar("Result")
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
@@ -37,25 +38,30 @@ class AdapterChanged(Frozen):
     id: str
     """What requests call it."""
     message: str
+    restarted: bool
+    """Whether the engine was started anew for it."""
 
 
 async def load(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     body = decode(await _admin_body(service, scope, receive), LoadAdapterRequest)
     one = _model(service, body.base_model)
-    await _to_the_end(_adapters(one).load(body.lora_name, body.lora_path))
-    await _changed(send, one, body.lora_name, "loaded")
+    why = await _to_the_end(_adapters(one).load(body.lora_name, body.lora_path))
+    how = f"loaded; the engine was started for it: {why}" if why else "loaded into the engine that runs"
+    await _changed(send, one, body.lora_name, how, bool(why))
 
 
 async def unload(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     body = decode(await _admin_body(service, scope, receive), UnloadAdapterRequest)
     one = _model(service, body.base_model)
-    await _to_the_end(_adapters(one).unload(body.lora_name))
-    await _changed(send, one, body.lora_name, "unloaded")
+    runs = await _to_the_end(_adapters(one).unload(body.lora_name))
+    freed = "when its last request ends" if runs else "when the engine is next started"
+    await _changed(send, one, body.lora_name, f"unloaded; its memory is given back {freed}", restarted=False)
 
 
-async def _changed(send: Send, service: Service, name: str, what: str) -> None:
+async def _changed(send: Send, service: Service, name: str, what: str, restarted: bool) -> None:
     service.log.line(f"adapter {service.shown_model(name)} {what}")
-    await send_json(send, AdapterChanged(id=service.shown_model(name), message=f"adapter {name} {what}"))
+    changed = AdapterChanged(id=service.shown_model(name), message=f"adapter {name} {what}", restarted=restarted)
+    await send_json(send, changed)
 
 
 async def _admin_body(service: Service, scope: Scope, receive: Receive) -> bytes:
@@ -84,6 +90,6 @@ def _adapters(service: Service) -> RuntimeAdapters:
     return found
 
 
-async def _to_the_end(change: Coroutine[Any, Any, None]) -> None:
+async def _to_the_end(change: Coroutine[Any, Any, Result]) -> Result:
     """Also when the client goes away: half a change would be a model that nobody can use."""
-    await asyncio.shield(asyncio.create_task(change))
+    return await asyncio.shield(asyncio.create_task(change))

@@ -35,7 +35,8 @@ RETRY = {"Retry-After": {"description": "Seconds to wait before retrying.", "sch
 
 
 def openapi(routes: Sequence[ApiRoute], has_keys: bool) -> dict[str, Any]:
-    kinds = [kind for route in routes for kind in (route.request, route.response, *route.events) if kind is not None]
+    used = [kind for route in routes for kind in (route.request, route.response, route.response_items, *route.events)]
+    kinds = [kind for kind in used if kind is not None]
     kinds += [route.error for route in routes]
     _, components = msgspec.json.schema_components([*kinds, ErrorBody], ref_template="#/components/schemas/{name}")
     found: dict[str, Any] = {
@@ -83,7 +84,7 @@ def _responses(route: ApiRoute) -> dict[str, Any]:
 def _content(route: ApiRoute) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if route.response is not None:
-        content["application/json"] = {"schema": _reference(route.response)}
+        content["application/json"] = {"schema": _response(route)}
     if route.events:
         content["text/event-stream"] = {"itemSchema": _event(route)}
     for media_type in route.streams:
@@ -96,6 +97,13 @@ def _content(route: ApiRoute) -> dict[str, Any]:
     if route.is_any:
         content["application/json"] = {"schema": {"type": "object"}}
     return content
+
+
+def _response(route: ApiRoute) -> dict[str, Any]:
+    whole = _reference(route.response)
+    if route.response_items is None:
+        return whole
+    return {"anyOf": [whole, {"type": "array", "items": _reference(route.response_items)}]}
 
 
 def _event(route: ApiRoute) -> dict[str, Any]:
@@ -117,5 +125,5 @@ def _error(status: int, route: ApiRoute) -> dict[str, Any]:
     return found
 
 
-def _reference(kind: Any) -> dict[str, str]:
+def _reference(kind: Any) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}

@@ -23,7 +23,7 @@ from windlass.wire.ollama.schema import (
 from windlass.wire.ollama.writer import NDJSON, ollama_error
 from windlass.wire.responses.schema import ResponsesRequest
 from windlass.wire.schema.chat import ChatRequest
-from windlass.wire.schema.embeddings import EmbeddingRequest, EmbeddingResponse, RerankRequest, RerankResponse
+from windlass.wire.schema.embeddings import EmbeddingRequest, EmbeddingResponse, RerankRequest, RerankResponse, TeiRank
 from windlass.wire.schema.tokens import InputTokens
 
 EVENTS = ("text/event-stream",)
@@ -143,7 +143,8 @@ NUMBERS = (
     ),
     ask(
         "/v1/rerank", "rerank", "Rank documents by how well they explain a query.", numbers.rerank, method="POST",
-        request=RerankRequest, response=RerankResponse, examples={"plain": {"query": "a", "documents": ["b", {"text": "c"}]}},
+        request=RerankRequest, response=RerankResponse, response_items=TeiRank,
+        examples={"plain": {"query": "a", "documents": ["b", {"text": "c"}]}, "tei": {"query": "a", "texts": ["b", "c"]}},
     ),
     ask("/tokenizer_info", "tokenizer_info", "Special tokens and the chat template.", other.tokenizer_info),
     ask(

@@ -1,7 +1,8 @@
 """A `.t` file's vocabulary -> tokenizer.json for the `tokenizers` library. Plain values; needs neither that library nor torch.
 
-The file has bytes and scores but no merges and no pre-tokenizer, so text is tokenized as Distributed Llama does it: special tokens
-first, then repeatedly the adjacent pair whose merge has the highest score.
+The format has bytes and scores but no merges and no pre-tokenizer, so text is tokenized as Distributed Llama does it: special tokens
+first, then repeatedly the adjacent pair whose merge has the highest score. Files that we wrote say in a comment of the chat template how
+text is split first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from functools import cache
 from typing import Any
 
-from windlass.formats.dllama.tokenizer import DllamaTokenizer
+from windlass.formats.dllama.tokenizer import LEAST_MERGED, DllamaTokenizer
 
 _MARKED = re.compile(rb"<\|.+\|>|</?s>|<(unk|pad|bos|eos)>|\[/?INST\]", re.DOTALL)
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -19,15 +20,15 @@ MOST_SPECIAL = 4
 
 
 def tokenizer_json(stored: DllamaTokenizer) -> dict[str, Any]:
-    texts, special = _texts(stored), special_ids(stored)
+    texts, special, splitting = _texts(stored), special_ids(stored), stored.splitting
     vocabulary = {text: number for number, text in enumerate(texts)}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [_added(number, texts[number]) for number in special],
-        "normalizer": None,
-        "pre_tokenizer": _BYTE_LEVEL,
+        "normalizer": splitting.get("normalizer"),
+        "pre_tokenizer": splitting.get("pre_tokenizer") or _BYTE_LEVEL,
         "post_processor": _frame(stored, texts),
         "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, _BYTE_LEVEL]},
         "model": {
@@ -38,7 +39,7 @@ def tokenizer_json(stored: DllamaTokenizer) -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
+            "ignore_merges": bool(splitting.get("ignore_merges")),
             "vocab": vocabulary,
             "merges": _merges(stored, texts, frozenset(special)),
         },
@@ -47,7 +48,7 @@ def tokenizer_json(stored: DllamaTokenizer) -> dict[str, Any]:
 
 def tokenizer_config(stored: DllamaTokenizer) -> dict[str, Any]:
     """Special tokens and chat template."""
-    config: dict[str, Any] = {"chat_template": stored.chat_template} if stored.chat_template else {}
+    config: dict[str, Any] = {"chat_template": stored.own_template} if stored.own_template else {}
     for name, number in (("bos_token", stored.bos_id), ("eos_token", stored.eos_ids[0] if stored.eos_ids else None)):
         if number is not None:
             config[name] = stored.vocabulary[number].decode(errors="replace")
@@ -55,11 +56,17 @@ def tokenizer_config(stored: DllamaTokenizer) -> dict[str, Any]:
 
 
 def special_ids(stored: DllamaTokenizer) -> list[int]:
+    """Those that nothing merges into are; in files of other converters, the ids from BOS on, else what looks like one."""
     size, bos = len(stored.vocabulary), stored.bos_id
+    unmerged = {number for number, score in enumerate(stored.scores) if score <= LEAST_MERGED}
     if bos is not None and (size - bos) * MOST_SPECIAL <= size:
-        return list(range(bos, size))
-    named = {*stored.eos_ids, *(() if bos is None else (bos,))}
-    return sorted(named | {number for number, token in enumerate(stored.vocabulary) if _MARKED.fullmatch(token)})
+        return sorted(unmerged | set(range(bos, size)))
+    named = {*stored.eos_ids, *(() if bos is None else (bos,))} | unmerged
+    return (
+        sorted(named)
+        if unmerged
+        else sorted(named | {number for number, token in enumerate(stored.vocabulary) if _MARKED.fullmatch(token)})
+    )
 
 
 def _texts(stored: DllamaTokenizer) -> list[str]:

@@ -16,7 +16,7 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput, MissingExtra
 from windlass.text.chat.template import chat_template, special_tokens
 from windlass.text.tokenize.tokenizer import Tokenizer, load_tokenizer
-from windlass.weights.files import model_file
+from windlass.weights.files import model_file, own_generation_config
 
 if TYPE_CHECKING:
     import tokenizers
@@ -173,10 +173,10 @@ def _of_dllama(path: Path) -> ModelText:
     config = tokenizer_config(stored)
     return ModelText(
         tokenizer=Tokenizer(_backend(tokenizer_json(stored), file), config),
-        chat_template=stored.chat_template or None,
+        chat_template=stored.own_template or None,
         special_tokens=special_tokens(config),
         stop_ids=stored.eos_ids,
-        defaults=SamplingDefaults(),
+        defaults=_defaults(_json(own_generation_config(path))),
     )
 
 

@@ -45,8 +45,16 @@ class EmbeddingResponse(ResponseStruct, kw_only=True):
 class RerankRequest(RequestStruct, kw_only=True):
     model: str = ""
     query: Annotated[str, Meta(min_length=1)]
-    documents: Annotated[list[str | dict[str, Any]], Meta(min_length=1)]
+    documents: Annotated[list[str | dict[str, Any]], Meta(min_length=1)] | None = None
     """Strings, or objects with `text`."""
+    texts: Annotated[list[str], Meta(min_length=1)] | None = None
+    """Instead of `documents`: the request of Text Embeddings Inference (TEI), and then so is the response."""
+    return_text: bool | None = None
+    """TEI's `return_documents`."""
+    raw_scores: bool | None = None
+    """Rejected if true: there is no score before the exponential."""
+    truncate: bool | None = None
+    """Rejected if true, like `max_tokens_per_doc`."""
     top_n: Count | None = None
     return_documents: bool | None = None
     user: str | None = None
@@ -58,6 +66,14 @@ class RerankResult(ResponseStruct, kw_only=True):
     index: int
     relevance_score: float
     document: dict[str, str] | UnsetType = UNSET
+
+
+class TeiRank(ResponseStruct, kw_only=True):
+    """Of Text Embeddings Inference, which answers with a list of them."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
 
 
 class RerankResponse(ResponseStruct, kw_only=True):
