@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -124,18 +125,28 @@ def _imported(node: ast.AST, module: Module) -> list[str]:
             return []
 
 
+def _statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        found = getattr(node, field, None)
+        if isinstance(found, list):
+            yield from found
+
+
 @cache
 def imports(module: Module) -> tuple[Import, ...]:
-    def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
-        for name in _imported(node, module):
-            yield Import(name, getattr(node, "lineno", 0), in_function)
+    found: list[Import] = []
+    has_calls = re.search(r"import_module|__import__", module.source) is not None
+    children = ast.iter_child_nodes if has_calls else _statements_in  # only calls can stand within an expression
+    waiting: list[tuple[ast.AST, bool]] = [(module.tree, False)]
+    while waiting:
+        node, in_function = waiting.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            found += [Import(name, node.lineno, in_function) for name in _imported(node, module)]
         # What only type checkers see is imported as late as can be: never.
         for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         inside = in_function or for_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, inside)
-
-    return tuple(visit(module.tree, False))
+        waiting += [(child, inside) for child in children(node)]
+    return tuple(sorted(found, key=attrgetter("line")))
 
 
 def _own_package(imported: str) -> str | None:
