@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -104,6 +105,14 @@ def read_modules() -> list[Module]:
 
 
 MODULES = read_modules()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def trees_are_not_looked_through() -> Iterator[None]:
+    """Nothing in a million nodes of syntax trees is garbage, and the collector would visit them all again and again."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 # --- reading imports -------------------------------------------------------------------------------------------------
