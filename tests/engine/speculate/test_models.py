@@ -48,7 +48,7 @@ def requests(path: Path) -> list[Submit]:
     """Problems, greedy and sampled, with penalties, with log-probabilities; texts of any kind; a grammar."""
     text = model_text(path)
     processor, stops = TextProcessor(text), list(text.stop_ids)
-    prompts = [processor.chat_tokens([{"role": "user", "content": problem.prompt}]) for problem in held_out(1, seed=5)[::2]]
+    prompts = [processor.chat_tokens([{"role": "user", "content": problem.prompt}]) for problem in held_out(1, seed=5)]
     ways: list[dict[str, Any]] = [
         {"sampling": GREEDY},
         {"sampling": Sampling(temperature=1.0, seed=1), "logprobs": 2},
