@@ -13,7 +13,7 @@ from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 from windlass.units import GB, GIB
 
 pytestmark = pytest.mark.pure

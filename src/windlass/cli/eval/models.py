@@ -101,7 +101,7 @@ async def _local(name: str, options: EvalOptions) -> OpenModel:
     require_torch("evaluating a model of this machine")
     shown = not options.as_json
     path = runnable_files(name, shown)
-    compile_kernels(shown)
+    compile_kernels(shown, options.launch.device)
     concurrency = options.concurrency or LOCAL_CONCURRENCY
     launch = msgspec.structs.replace(options.launch, model=str(path), max_sequences=concurrency)
     with ExitStack() as bars:
@@ -134,7 +134,7 @@ def planned_speed(name: str, options: EvalOptions, concurrency: int) -> Speed:
     from windlass.open.hardware import resolve_hardware
     from windlass.open.resolve import describe_model
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import PlanRequest
+    from windlass.plan.inference.search.request import PlanRequest
 
     hardware = resolve_hardware(None)
     watts = (

@@ -12,6 +12,7 @@ from windlass.core.model import ModelSpec, MoE, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
 from windlass.core.tiers.demand import dense_slices
 from windlass.core.tiers.placement import experts_on_device, predicted_seconds
+from windlass.core.tiers.steps import DENSE_STEP_TOKENS, most_step_tokens, row_bytes
 from windlass.core.tiers.values import Demand, ExpertPool, Speeds, TierPlacement
 from windlass.errors import DoesNotFit, Impossible
 from windlass.offload.device.weights import DeviceSplit
@@ -28,11 +29,6 @@ KV_SHARE = 1 / 16
 """Of the device, for a KV cache that was not asked for."""
 KV_TOKENS = 64 * 1024
 """No more than these."""
-STEP_TOKENS, LEAST_STEP_TOKENS = 8192, 1024
-"""Rows of the largest step: weights are copied once for all of them."""
-DENSE_STEP_TOKENS = 2048
-STEP_SHARE = 1 / 24
-"""Of the device, for the activations of such a step."""
 
 
 class DevicePlan(NamedTuple):
@@ -86,7 +82,6 @@ def plan_dense(spec: ModelSpec, demand: Demand, cap_bytes: int, launch: Launch) 
             f"the feed-forwards of {spec.name} ({width:,} wide) cannot be kept in host memory beside a GPU yet; use fewer bits, a larger GPU, "
             "or --device cpu"
         )
-    # A product of this many rows takes longer than copying its weights.
     launch = msgspec.structs.replace(launch, max_step_tokens=launch.max_step_tokens or DENSE_STEP_TOKENS)
     return _plan(spec, sliced, sliced.experts, cap_bytes, launch, 3 * width + 30 * spec.hidden_size, 0)
 
@@ -95,7 +90,10 @@ def _plan(
     spec: ModelSpec, demand: Demand, pool: ExpertPool, cap_bytes: int, launch: Launch, bytes_of_row: int, routers: int
 ) -> DevicePlan:
     layers, per_layer = pool.num_layers, pool.num_experts // pool.num_layers
-    kv_bytes, step_tokens = _kv_bytes(spec, launch, cap_bytes), _step_tokens(bytes_of_row, launch, cap_bytes)
+    kv_bytes, step_tokens = (
+        _kv_bytes(spec, launch, cap_bytes),
+        launch.max_step_tokens or most_step_tokens(bytes_of_row, cap_bytes),
+    )
     others = demand.fixed_bytes + demand.unit_bytes + kv_bytes + step_tokens * bytes_of_row + OTHER_BYTES + routers
     room = cap_bytes - others - LOADED_LAYERS * per_layer * pool.expert_bytes
     on_device = experts_on_device(room, layers, per_layer, pool.expert_bytes)
@@ -121,17 +119,6 @@ def check_host(launch: Launch, num_bytes: int) -> None:
             f"{format_bytes(num_bytes - left)} short; raise --host-memory or --gpu-memory, or use fewer bits (--quant int4)",
             num_bytes - left,
         )
-
-
-def row_bytes(spec: ModelSpec, moe: MoE) -> int:
-    """Of the activations of a row of a large step: inputs and outputs of its experts in bf16, and the residual with its copies."""
-    slots = moe.num_active + 1
-    return slots * 2 * (spec.hidden_size + 2 * moe.intermediate_size) + 40 * spec.hidden_size
-
-
-def _step_tokens(bytes_of_row: int, launch: Launch, cap_bytes: int) -> int:
-    room = int(cap_bytes * STEP_SHARE) // bytes_of_row
-    return launch.max_step_tokens or max(LEAST_STEP_TOKENS, min(STEP_TOKENS, room // 256 * 256))
 
 
 def _kv_bytes(spec: ModelSpec, launch: Launch, cap_bytes: int) -> int:
