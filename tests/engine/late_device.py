@@ -26,8 +26,8 @@ from cuda_references import greedy_reference
 
 from windlass.engine.engine import Engine
 from windlass.engine.execute import runner
+from windlass.engine.execute.buffers import Buffers
 from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep, _copy
-from windlass.engine.execute.runner import Buffers
 from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.kernels.step import KvCache, Step, attention_cache
 

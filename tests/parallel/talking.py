@@ -76,7 +76,7 @@ def rank_of_processes(rank: int, folder: str, layout: Layout, way: Way, what: st
     """
     from windlass.parallel.group import GroupLost
 
-    groups = joined(rank, folder, layout, way, 3.0 if what == "stuck" else 24 * 3600.0)
+    groups = joined(rank, folder, layout, way, 5.0 if what == "stuck" else 24 * 3600.0)
     if what == "talk":
         for group in (groups.tp, groups.pp):
             if group.size > 1:

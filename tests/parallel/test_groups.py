@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,16 +109,24 @@ def test_processes(tmp_path: Path, layout: Layout, name: str) -> None:
     assert exit_codes(layout.world, rank_of_processes, str(tmp_path), layout, way, "talk") == [0] * layout.world
 
 
+GONE = [(name, layout) for name in ("memory", "sockets") for layout in (Layout(tp=2), Layout(pp=2))]
+"""In a sum, and where one waits to be told something."""
+
+
 @compiled
-@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)], ids=str)
 @pytest.mark.parametrize("how", ["die", "stuck"])
-@pytest.mark.parametrize("name", ["memory", "sockets"])
-def test_a_rank_that_is_gone_is_missed(tmp_path: Path, how: str, layout: Layout, name: str) -> None:
-    """In a sum, and where one waits to be told something."""
-    way = WAYS[name]._replace(machines=WAYS[name].machines[:2])
-    with started(2, rank_of_processes, str(tmp_path), layout, way, how) as ranks:
-        ranks[0].join(HUNG_SECONDS)
-        assert ranks[0].exitcode == 0, "None: it hung, and nobody was missed"
+def test_a_rank_that_is_gone_is_missed(tmp_path: Path, how: str) -> None:
+    """All ways at once: those who miss one that is stuck wait for it for seconds."""
+    with ExitStack() as all_ranks:
+        firsts: list[Any] = []
+        for number, (name, layout) in enumerate(GONE):
+            way, folder = WAYS[name]._replace(machines=WAYS[name].machines[:2]), tmp_path / str(number)
+            folder.mkdir()
+            firsts.append(all_ranks.enter_context(started(2, rank_of_processes, str(folder), layout, way, how))[0])
+        for first in firsts:
+            first.join(HUNG_SECONDS)
+        missed = {f"{name}, {layout}": first.exitcode for (name, layout), first in zip(GONE, firsts, strict=True)}
+        assert set(missed.values()) == {0}, f"None: it hung, and nobody was missed: {missed}"
 
 
 def test_a_rank_that_is_gone_is_missed_by_gloo(tmp_path: Path) -> None:

@@ -7,20 +7,31 @@ The owner calls `step` while there is work. Nothing here blocks, except for a gr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import msgspec
 from torch import Tensor
 
-from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
 from windlass.engine.admission import Deadlines, PendingGrammars, compiled_of
 from windlass.engine.execute.embed import embed
 from windlass.engine.execute.runner import Decoder, Runner
-from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, TokenizerData, timeout_message
-from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, WithoutStops
-from windlass.engine.sample.sampler import Sampler, SamplingState, select_rows
+from windlass.engine.protocol import Finish, SequenceOutput, Submit, TokenizerData, timeout_message
+from windlass.engine.request_state import (
+    LATE,
+    EngineTotals,
+    RequestState,
+    advance_grammar,
+    check_tokens,
+    finish_of,
+    finish_unstarted,
+    new_sequence,
+    prefill_stats,
+    stats_of,
+)
+from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher
+from windlass.engine.sample.logprobs import output_logprobs, score_prompt
+from windlass.engine.sample.sampler import Sampler, select_rows
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.engine.speculate.speculation import Speculation
@@ -30,28 +41,6 @@ from windlass.kernels.step import KvCache
 from windlass.weights.load.prefetch import trim_heap
 
 BAD_LOGITS = "the model produced NaN or infinite logits; its weights may be damaged, or overflow their type"
-
-LATE = Late.__name__
-
-
-@dataclass(slots=True, eq=False)
-class RequestState:
-    """What the engine keeps of a request besides its sequence."""
-
-    submit: Submit
-    sampling_state: SamplingState
-    submitted: float
-    started: float | None = None
-    first_token: float | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-
-
-@dataclass(slots=True)
-class EngineTotals:
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    steps: int = 0
-    by_reason: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error", LATE), 0))
 
 
 class Engine:
@@ -107,9 +96,9 @@ class Engine:
             raise Error("the engine is closed")
         if submit.id in self._sequences or submit.id in self._compiling:
             raise BadInput(f"request {submit.id} is already running")
-        self._check_tokens(submit.token_ids, "the prompt", "prompt")
-        self._check_tokens(submit.generated, "the output so far", "generated")
-        self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
+        check_tokens(submit.token_ids, self.num_tokens, "the prompt", "prompt")
+        check_tokens(submit.generated, self.num_tokens, "the output so far", "generated")
+        check_tokens(submit.sampling.logit_bias, self.num_tokens, "logit_bias", "logit_bias")
         self._check_adapter(submit.adapter)
         if submit.grammar:
             self._compiling.add(submit, self._clock(), self._grammars.compile(submit.grammar))
@@ -129,7 +118,7 @@ class Engine:
         """At once, outside the schedule."""
         if submit.adapter:
             raise BadInput("embeddings are of the model without adapters; leave the adapter out of `model`", field="model")
-        self._check_tokens(submit.token_ids, "the input", "input")
+        check_tokens(submit.token_ids, self.num_tokens, "the input", "input")
         vector = embed(self.runner.decoder, submit.token_ids, submit.pooling, self.runner.device)
         usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
         return SequenceOutput(submit.id, [], finish=Finish("stop", usage, Timings()), embedding=vector)
@@ -188,26 +177,7 @@ class Engine:
         return outputs[chunk.sequence.id]
 
     def stats(self) -> Stats:
-        scheduler, pool, totals = self.scheduler, self.scheduler.pool, self._totals
-        return Stats(
-            waiting=len(scheduler.waiting) + len(self._compiling),
-            running=len(scheduler.running),
-            num_blocks=pool.num_blocks,
-            blocks_used=pool.num_blocks - pool.num_free,
-            blocks_cached=pool.num_evictable,
-            prompt_tokens=totals.prompt_tokens,
-            completion_tokens=totals.completion_tokens,
-            prefix_query_tokens=scheduler.prefix_query_tokens,
-            prefix_hit_tokens=scheduler.prefix_hit_tokens,
-            preemptions=scheduler.num_preemptions,
-            steps=totals.steps,
-            finished=totals.by_reason["stop"] + totals.by_reason["length"],
-            cancelled=totals.by_reason["cancelled"],
-            failed=totals.by_reason["error"],
-            late=totals.by_reason[LATE],
-            drafted=0 if self.speculation is None else self.speculation.num_drafted,
-            accepted=0 if self.speculation is None else self.speculation.num_accepted,
-        )
+        return stats_of(self.scheduler, self._totals, len(self._compiling), self.speculation)
 
     def close(self) -> None:
         """Frees weights, cache and buffers; drops unfinished requests. May be called twice."""
@@ -225,14 +195,8 @@ class Engine:
 
     # --- admission
 
-    def _check_tokens(self, tokens: Collection[int], what: str, field: str) -> None:
-        lowest, highest = min(tokens, default=0), max(tokens, default=0)
-        if lowest < 0 or highest >= self.num_tokens:
-            unknown = lowest if lowest < 0 else highest
-            raise BadInput(f"{what} has token {unknown}; this model's tokens are 0 to {self.num_tokens - 1}", field=field)
-
     def _enter(self, submit: Submit, submitted: float, matcher: GrammarMatcher | None = None) -> None:
-        sequence = self._sequence(submit, submitted, matcher)
+        sequence = new_sequence(submit, submitted, matcher, self.sampler, self.limits)
         self.scheduler.submit(sequence)
         self._sequences[submit.id] = sequence
         if submit.deadline_seconds is not None:
@@ -252,38 +216,7 @@ class Engine:
     def _reject(self, submit: Submit, reason: FinishReason, error: Error | None = None) -> Finish:
         """Cancelled, or an invalid grammar: not counted as a failure."""
         self._totals.by_reason["cancelled"] += reason == "cancelled"
-        usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
-        if error is None:
-            return Finish(reason, usage, Timings())
-        kind = type(error).__name__ if isinstance(error, BadInput) else BadInput.__name__
-        return Finish(reason, usage, Timings(), None, str(error), kind, getattr(error, "field", ""))
-
-    def _sequence(self, submit: Submit, submitted: float, matcher: GrammarMatcher | None) -> EngineSequence:
-        num_prompt = len(submit.token_ids)
-        room = max(self.limits.longest_sequence - num_prompt, 1)  # the scheduler rejects a prompt that leaves no room
-        unscored: list[TokenLogprob | None] = [None] * num_prompt
-        prompt_logprobs = None if submit.prompt_logprobs is None else unscored
-        if submit.min_tokens:
-            matcher = WithoutStops(matcher, submit.min_tokens, self.num_tokens, submit.stop_token_ids)
-        state = self.sampler.new_state(submit.sampling, submit.token_ids, matcher)
-        for token in submit.generated:
-            state.record(token)
-            _advance_grammar(matcher, token, None)
-        request = RequestState(submit=submit, sampling_state=state, submitted=submitted, prompt_logprobs=prompt_logprobs)
-        return EngineSequence(
-            id=submit.id,
-            tokens=[*submit.token_ids, *submit.generated],
-            num_prompt=num_prompt,
-            max_tokens=room if submit.max_tokens is None else submit.max_tokens,
-            stop_token_ids=frozenset(submit.stop_token_ids),
-            salt=_salt(submit),
-            owner=submit.owner,
-            priority=submit.priority,
-            adapter=submit.adapter,
-            chain=_salt(submit),
-            scored_from=None if submit.prompt_logprobs is None else submit.prompt_logprobs_start,
-            request=request,
-        )
+        return finish_unstarted(submit, reason, error)
 
     def _expire(self) -> list[SequenceOutput]:
         """Requests past their deadline, waiting or running."""
@@ -332,7 +265,7 @@ class Engine:
             row += chunk.num_logits
             sequence = chunk.sequence
             if sequence.request.prompt_logprobs is not None:
-                self._score(chunk, logits[row - chunk.num_logits : row])
+                score_prompt(self.sampler, chunk, logits[row - chunk.num_logits : row])
             if not chunk.is_sampled:
                 continue
             if sequence.max_tokens:
@@ -351,7 +284,7 @@ class Engine:
             rows, sequences = [row + depth for _, row in sampled], [chunk.sequence for chunk, _ in sampled]
             wanted = select_rows(logits, rows)
             tokens = self.sampler.sample(wanted, [sequence.request.sampling_state for sequence in sequences])
-            logprobs = self._logprobs(sequences, tokens, wanted)
+            logprobs = output_logprobs(self.sampler, sequences, tokens, wanted)
             going: list[tuple[Chunk, int]] = []
             for (chunk, row), token in zip(sampled, tokens, strict=True):
                 if self._take(chunk, depth, token, logprobs, outputs):
@@ -376,25 +309,6 @@ class Engine:
         outputs[number] = _joined(outputs[number], output) if number in outputs else output
         return accepted and output.finish is None
 
-    def _logprobs(
-        self, sequences: list[EngineSequence], tokens: list[int | None], logits: Tensor
-    ) -> dict[int, list[TokenLogprob]]:
-        """By request ID, for the requests that want them; all rows at once."""
-        rows = [
-            (row, sequence, token)
-            for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True))
-            if sequence.request.submit.logprobs is not None and token is not None
-        ]
-        if not rows:
-            return {}
-        most = max(sequence.request.submit.logprobs for _, sequence, _ in rows)
-        wanted = logits if len(rows) == len(logits) else logits[[row for row, _, _ in rows]]
-        found = self.sampler.logprobs(wanted, [token for _, _, token in rows], most)
-        return {
-            sequence.id: [msgspec.structs.replace(entry, top=entry.top[: sequence.request.submit.logprobs])]
-            for (_, sequence, _), entry in zip(rows, found, strict=True)
-        }
-
     def _output(
         self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob], *, is_computed: bool = False
     ) -> SequenceOutput:
@@ -404,23 +318,13 @@ class Engine:
         request.sampling_state.record(token)
         self._totals.completion_tokens += 1
         reason = self.scheduler.append(sequence, token, is_computed=is_computed)
-        reason = _advance_grammar(request.sampling_state.matcher, token, reason)
+        reason = advance_grammar(request.sampling_state.matcher, token, reason)
         prompt_logprobs = prefill = None
         if request.first_token is None:
             request.first_token = self._clock()
-            prompt_logprobs, prefill = request.prompt_logprobs, _prefill_stats(sequence, request.first_token)
+            prompt_logprobs, prefill = request.prompt_logprobs, prefill_stats(sequence, request.first_token)
         finish = None if reason is None else self._finish(sequence, reason)
         return SequenceOutput(sequence.id, [token], logprobs, prompt_logprobs, prefill, finish)
-
-    def _score(self, chunk: Chunk, logits: Tensor) -> None:
-        """Log-probabilities of the prompt tokens that follow the chunk's tokens."""
-        sequence, request = chunk.sequence, chunk.sequence.request
-        stop = min(chunk.stop, sequence.num_prompt - 1)
-        if chunk.logits_from >= stop:
-            return
-        first, last = chunk.logits_from + 1, stop + 1
-        found = self.sampler.logprobs(logits[: last - first], sequence.tokens[first:last], request.submit.prompt_logprobs)
-        request.prompt_logprobs[first:last] = found
 
     def _failed(self, sequence: EngineSequence) -> Finish:
         """No token could be sampled."""
@@ -436,11 +340,7 @@ class Engine:
         if self.speculation is not None:
             self.speculation.forget(sequence)
         self._totals.by_reason[LATE if kind == LATE else reason] += 1
-        usage = Usage(
-            prompt_tokens=sequence.num_prompt, completion_tokens=sequence.num_output, cached_tokens=max(sequence.num_cached, 0)
-        )
-        stop_token_id = sequence.tokens[-1] if reason == "stop" and sequence.tokens[-1] in sequence.stop_token_ids else None
-        return Finish(reason, usage, _timings(sequence.request, self._clock()), stop_token_id, error, kind, field)
+        return finish_of(sequence, reason, self._clock(), error, kind, field)
 
 
 def _joined(first: SequenceOutput, then: SequenceOutput) -> SequenceOutput:
@@ -448,31 +348,3 @@ def _joined(first: SequenceOutput, then: SequenceOutput) -> SequenceOutput:
     return msgspec.structs.replace(
         first, token_ids=first.token_ids + then.token_ids, logprobs=first.logprobs + then.logprobs, finish=then.finish
     )
-
-
-def _advance_grammar(matcher: GrammarMatcher | None, token: int, reason: FinishReason | None) -> FinishReason | None:
-    """Advances the grammar; a complete grammar ends the output like a stop token."""
-    if matcher is None or reason == "stop":
-        return reason
-    matcher.advance(token)
-    return "stop" if matcher.is_complete else reason
-
-
-def _prefill_stats(sequence: EngineSequence, now: float) -> PrefillStats:
-    timings = _timings(sequence.request, now)
-    return PrefillStats(max(sequence.num_cached, 0), timings.queue_seconds, timings.prefill_seconds)
-
-
-def _timings(request: RequestState, now: float) -> Timings:
-    started = now if request.started is None else request.started
-    first = now if request.first_token is None else request.first_token
-    return Timings(
-        queue_seconds=started - request.submitted,
-        prefill_seconds=first - started,
-        decode_seconds=now - first,
-    )
-
-
-def _salt(submit: Submit) -> str:
-    """Keys and values depend on the adapter, so that cached prefixes are shared only among requests with the same one."""
-    return f"{submit.adapter}\0{submit.cache_salt}" if submit.adapter else submit.cache_salt

@@ -9,7 +9,8 @@ from fake_decoder import FakeDecoder, make_engine
 from windlass.core.request import GREEDY, Sampling
 from windlass.engine.engine import Engine
 from windlass.engine.execute import runner
-from windlass.engine.execute.runner import Buffers, Runner
+from windlass.engine.execute.buffers import Buffers
+from windlass.engine.execute.runner import Runner
 from windlass.engine.protocol import Submit
 from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence

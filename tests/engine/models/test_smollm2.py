@@ -67,28 +67,34 @@ def test_text_becomes_the_tokens_it_was_made_of(smollm2: Path, golden: list[dict
 
 
 def test_greedy_text_is_that_of_transformers(smollm2: Path, golden: list[dict[str, Any]]) -> None:
-    """Token by token, of some to their end; where two are within fp32's rounding of two different sums, an answer has ended before."""
-    expected = [one["answer"] if number < 4 else one["answer"][:32] for number, one in enumerate(golden)]
+    """Sixteen tokens of each, one by one; of four to their end, each token given those before it, so that by induction the whole text is.
+
+    Where two are within fp32's rounding of two different sums, an answer has ended before.
+    """
     engine, _ = load_model(Launch(model=str(smollm2), device="cpu", kv="fp32", exact=True, context_tokens=128))
-    submits = [Submit(number, one["prompt"], GREEDY, len(expected[number])) for number, one in enumerate(golden)]
-    found = [tokens_of(outputs) for outputs in answered(engine, submits)]
+    submits = [Submit(number, one["prompt"], GREEDY, 16) for number, one in enumerate(golden)]
+    assert [tokens_of(outputs) for outputs in answered(engine, submits)] == [one["answer"][:16] for one in golden]
+    whole = golden[:4]
+    assert [best for best, _ in scored(engine, [(one["prompt"], one["answer"]) for one in whole])] == [
+        one["answer"] for one in whole
+    ]
     engine.close()
-    assert found == expected
-    assert sum(map(len, found)) > 600
 
 
 def test_packed_tokens_are_equal_where_the_margin_is_clear(smollm2: Path, golden: list[dict[str, Any]]) -> None:
     """Activations are rounded to 8 bits in blocks of 32, which on this model moves logits by about a tenth of their spread."""
     engine, _ = load_model(Launch(model=str(smollm2), device="cpu", context_tokens=128))
     agreed = total = 0
-    for one, (best, _) in zip(golden, scored(engine, [(one["prompt"], one["answer"]) for one in golden]), strict=True):
-        same = [mine == theirs for mine, theirs in zip(best, one["answer"], strict=True)]
-        assert all(is_same for is_same, margin in zip(same, one["margins"], strict=True) if margin > MARGIN)
+    texts = [(one["prompt"], one["answer"][:32]) for one in golden]
+    for one, (_, answer), (best, _) in zip(golden, texts, scored(engine, texts), strict=True):
+        same = [mine == theirs for mine, theirs in zip(best, answer, strict=True)]
+        assert all(is_same for is_same, margin in zip(same, one["margins"], strict=False) if margin > MARGIN)
         agreed, total = agreed + sum(same), total + len(same)
     assert agreed / total > 0.85
     # Token by token it writes what it found most likely when it saw the whole: by the above, what transformers does.
-    submits = [Submit(number, one["prompt"], GREEDY, len(one["answer"])) for number, one in enumerate(golden)]
-    own = [(one["prompt"], tokens_of(outputs)) for one, outputs in zip(golden, answered(engine, submits), strict=True)]
+    some = golden[:8]
+    submits = [Submit(number, one["prompt"], GREEDY, 16) for number, one in enumerate(some)]
+    own = [(one["prompt"], tokens_of(outputs)) for one, outputs in zip(some, answered(engine, submits), strict=True)]
     assert max(max(behind) for _, behind in scored(engine, own)) < 0.05
     engine.close()
 

@@ -33,9 +33,10 @@ from windlass.engine.client.text_processor import TextProcessor  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.engine.sample.grammar import GrammarCompiler  # noqa: E402
 from windlass.errors import BadInput  # noqa: E402
+from windlass.open.resolve import model_files  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
 
-NUM_SCHEMAS = 50
+NUM_SCHEMAS = 24
 QUESTION = ({"role": "user", "content": "Tell me about a ship."},)
 SAMPLED = Sampling(temperature=0.8, seed=7)
 
@@ -253,9 +254,9 @@ def test_a_named_tool_is_called_in_the_models_own_form(running: Running, style: 
 
 
 @pytest.mark.multi
-def test_another_process_learns_the_words_and_so_does_the_one_after_it(smollm2: Path) -> None:
-    """They are sent once to each engine: to the one that is started after a crash too."""
-    launch = Launch(model=str(smollm2), context_tokens=512, max_sequences=2, device="cpu")
+def test_another_process_learns_the_words_and_so_does_the_one_after_it() -> None:
+    """They are sent once to each engine: to the one that is started after a crash too. The bundled model: two engines read it."""
+    launch = Launch(model=str(model_files("tiny-glm", shown=False)), context_tokens=512, max_sequences=2, device="cpu")
 
     async def run() -> None:
         client = open_client(launch)

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,18 +14,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import hub_processes
 import pytest
+from hub_processes import HUNG_SECONDS
 
 from windlass.formats.hub.hub import WITHOUT_HUB, select_files
 from windlass.formats.hub.progress import DownloadProgress, reporting
 
 pytestmark = pytest.mark.pure
 
-ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 HEADER = json.dumps({"a": {"dtype": "U8", "shape": [300_000], "data_offsets": [0, 300_000]}}).encode()
-HUNG_SECONDS = 300.0
-"""No test bounds time; this only ends what hangs."""
 SHARD = len(HEADER).to_bytes(8, "little") + HEADER + bytes(range(250)) * 1200
 
 
@@ -201,28 +198,16 @@ except Error as error:
 PULL = "    print(pull('org/model'))"
 
 
-def python(code: str, endpoint: str, home: Path, **more: str) -> subprocess.Popen[str]:
-    """In a process of its own: huggingface_hub reads its environment once, when it is imported."""
+def python(code: str, endpoint: str, home: Path, **more: str) -> hub_processes.Process:
     proxies = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and key.upper() not in proxies}
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT / "src")}
-    settings["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    command = [sys.executable, "-c", BEGIN + code + END]
-    return subprocess.Popen(command, env=kept | settings | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return hub_processes.start(BEGIN + code + END, environment=kept | settings | more)
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What it printed and said until its end; a process that hangs ends too."""
-    try:
-        return process.communicate(timeout=HUNG_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise AssertionError(f"hung: {process.args!r:.500}; {process.communicate()}") from None
-
-
-def run(code: str, endpoint: str, home: Path, **more: str) -> tuple[int, str]:
+def run(code: str, endpoint: str, home: Path, **more: str) -> tuple[int | None, str]:
     process = python(code, endpoint, home, **more)
-    output, trouble = ended(process)
+    output, trouble = process.ended()
     assert "Traceback" not in trouble, trouble
     return process.returncode, output.removesuffix("\n")
 
@@ -271,7 +256,7 @@ def test_a_killed_download_keeps_the_files_that_arrived(hub: Server, tmp_path: P
             hub.until_asked(slow)
         finally:
             process.kill()
-            process.communicate()
+            process.ended()
     earlier = [file for file in hub.downloads() if file != slow]
     assert earlier
     hub.asked = []
@@ -294,9 +279,8 @@ def test_progress_is_told_in_bytes(hub: Server, tmp_path: Path) -> None:
     with hub.holding("model-00002-of-00002.safetensors"):
         code = "    pull('org/model', progress=lambda done, total: print(done, total, flush=True))"
         process = python(code, hub.endpoint, tmp_path)
-        assert process.stdout is not None
         first = process.stdout.readline()  # while there is something to wait for
-    told, trouble = ended(process)
+    told, trouble = process.ended()
     assert process.returncode == 0, trouble
     seen = [tuple(map(int, line.split())) for line in (first + told).splitlines()]
     total = 2 * len(SHARD) + len(b'{}{"tokens": []}')

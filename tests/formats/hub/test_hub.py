@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import tomllib
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import hub_processes
 import pytest
 
 from windlass.errors import MissingExtra
@@ -85,18 +85,13 @@ except Error as error:
 """
 
 
-def fetch(name: str, endpoint: str, home: Path, **more: str) -> tuple[int, str]:
-    """In a process of its own: huggingface_hub reads its environment once, when it is imported."""
-    pytest.importorskip("huggingface_hub")
+def fetch(name: str, endpoint: str, home: Path, **more: str) -> tuple[int | None, str]:
     proxies = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and key.upper() not in proxies}
-    source = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": source}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, timeout=300, env=kept | settings | more, check=False
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout.removesuffix("\n")
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    code, output, trouble = hub_processes.run(SCRIPT, name, environment=kept | settings | more)
+    assert "Traceback" not in trouble, trouble
+    return code, output.removesuffix("\n")
 
 
 def test_config_and_index(endpoint: str, tmp_path: Path) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import hub_processes
 import pytest
 
 from windlass.formats.hub.local import models_directory
 
 pytestmark = pytest.mark.pure
-
-ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import json, sys
@@ -23,22 +20,20 @@ from windlass.errors import Error
 from windlass.formats.hub.local import local_models, remove
 try:
     freed = [remove(name, dry_run=dry == "dry") for name, dry in json.loads(sys.argv[1])]
-    models = {m.name: [str(m.path), m.num_bytes, m.last_used, m.format] for m in local_models()}
-    print(json.dumps([freed, models]))
 except Error as error:
-    print(json.dumps(str(error)))
+    freed = str(error)
+models = {m.name: [str(m.path), m.num_bytes, m.last_used, m.format] for m in local_models()}
+print(json.dumps([freed, models]))
 """
 
 
 def run(home: Path, *removals: tuple[str, str], script: str = SCRIPT) -> Any:
-    """In a process of its own: huggingface_hub reads its environment once, when it is imported."""
-    pytest.importorskip("huggingface_hub")
+    """Bytes that were freed, or what is wrong, and the models that are there then."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    settings = {"HF_HOME": str(home / "hf"), "XDG_DATA_HOME": str(home / "data"), "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-c", script, json.dumps(removals)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=kept | settings, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    settings = {"HF_HOME": str(home / "hf"), "XDG_DATA_HOME": str(home / "data")}
+    code, output, trouble = hub_processes.run(script, json.dumps(removals), environment=kept | settings)
+    assert code == 0, trouble
+    return json.loads(output)
 
 
 def cached(home: Path, name: str, **files: int) -> Path:
@@ -134,8 +129,9 @@ def test_a_link_among_our_own_is_removed_and_not_what_it_leads_to(tmp_path: Path
 def test_only_names_that_are_listed(tmp_path: Path, name: str) -> None:
     cached(tmp_path, "org/model", model__safetensors=10)
     own(tmp_path, "a", model__safetensors=20)
-    assert run(tmp_path, (name, "")).startswith(f"unknown local model {name!r}; ")
-    assert len(run(tmp_path)[1]) == 2
+    message, models = run(tmp_path, (name, ""))
+    assert message.startswith(f"unknown local model {name!r}; ")
+    assert len(models) == 2
 
 
 def test_without_the_package_our_own_are_listed(tmp_path: Path) -> None:

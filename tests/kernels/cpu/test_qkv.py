@@ -75,7 +75,7 @@ def assert_same_cache(mine: KvCache | None, wanted: KvCache | None) -> None:
 )
 @example(rows=1, heads=9, kv_heads=3, half=32, rest=0, interleaved=False, normed=False, dtype=torch.bfloat16, seed=0)
 @example(rows=33, heads=4, kv_heads=4, half=16, rest=64, interleaved=True, normed=True, dtype=torch.bfloat16, seed=0)
-@pytest.mark.usefixtures("instruction_set", "num_threads")
+@pytest.mark.usefixtures("kernel_mode")
 def test_splitting(
     rows: int,
     heads: int,
@@ -107,7 +107,7 @@ def test_splitting(
         assert_same_cache(cache, wanted_cache)
 
 
-@pytest.mark.usefixtures("instruction_set", "num_threads")
+@pytest.mark.usefixtures("kernel_mode")
 def test_a_bf16_cache_holds_the_nearest_even_number() -> None:
     """No rotation, no norm: what lies in the cache is PyTorch's own rounding, infinities and all."""
     numbers = draw(0)(16, 3 * 64) * 10 ** draw(1)(16, 3 * 64)
@@ -144,7 +144,7 @@ def test_what_is_not_a_number_stays_so() -> None:
     dtype=st.sampled_from((None, torch.float32, torch.bfloat16)),
     seed=st.integers(0, 99),
 )
-@pytest.mark.usefixtures("instruction_set", "num_threads")
+@pytest.mark.usefixtures("kernel_mode")
 def test_joining_latents(
     rows: int, heads: int, latent_dim: int, half: int, nope: int, interleaved: bool, dtype: torch.dtype | None, seed: int
 ) -> None:

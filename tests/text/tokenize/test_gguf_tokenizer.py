@@ -50,11 +50,11 @@ def test_sentencepiece_sets_bos_before_a_text(vocabularies: Path) -> None:
 
 
 def corpus() -> list[str]:
-    """Code of the standard library, sentences in 21 languages, and noise: the same on every machine with this Python."""
+    """Code of the standard library (every third line), sentences in 21 languages, and noise: the same on every machine with this Python."""
     lines = (Path(__file__).parents[1] / "sentences.txt").read_text(encoding="utf-8").splitlines()
     for name in ("argparse", "ast", "datetime", "heapq", "json/decoder", "textwrap", "typing", "turtle"):
         source = Path(sysconfig.get_paths()["stdlib"], f"{name}.py").read_text(encoding="utf-8")
-        lines += source.splitlines(keepends=True)
+        lines += source.splitlines(keepends=True)[::3]
     chance = random.Random(11)
     scripts = (
         (0x20, 0x7F),
@@ -65,10 +65,10 @@ def corpus() -> list[str]:
         (0x4E00, 0x9FA0),
         (0x1F300, 0x1F700),
     )
-    for _ in range(1000):
+    for _ in range(400):
         spans = [chance.choice(scripts) for _ in range(40)]
         lines.append("".join(chr(chance.randrange(*span)) for span in spans))
-    lines += ["".join(chance.choice(" \t\n\r  12ab'.,é你") for _ in range(40)) for _ in range(1000)]
+    lines += ["".join(chance.choice(" \t\n\r  12ab'.,é你") for _ in range(40)) for _ in range(400)]
     return lines
 
 
@@ -95,7 +95,7 @@ def theirs(smollm2: Path) -> Any:
 def test_smollm2_tokens_equal_transformers(written: Path, theirs: Any) -> None:
     ours, lines = load_tokenizer(written), corpus()
     alike = [line for line in lines if not cut_differently(line)]
-    assert len(alike) > 8000
+    assert len(alike) > 4000
     expected = theirs(alike, add_special_tokens=False)["input_ids"]
     assert [ours.encode(line) for line in alike] == expected
     assert [line for line in lines if ours.decode(ours.encode(line), skip_special=False) != line] == []
@@ -110,7 +110,7 @@ def test_smollm2_tokens_equal_the_published_pre_tokenizer(written: Path, theirs:
     published = tokenizers.Tokenizer.from_str(theirs.backend_tokenizer.to_str())
     published.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(steps)
     ours, lines = load_tokenizer(written), corpus()
-    assert len(lines) > 10_000
+    assert len(lines) > 6000
     expected = [encoding.ids for encoding in published.encode_batch(lines, add_special_tokens=False)]
     assert [ours.encode(line) for line in lines] == expected
 

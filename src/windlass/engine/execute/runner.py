@@ -1,4 +1,4 @@
-"""Fills the step buffers and runs the decoder on them. Knows no requests, no sampling and no model.
+"""Runs the decoder on the buffers of a step. Knows no requests, no sampling and no model.
 
 Buffers are allocated at their maximum size and refilled in place. So on the CPU the decoder is recorded once, as a flat list of native
 operations, and replayed without Python. On CUDA, decode steps are graphs (graphs.py). All other steps, and decoders that cannot be
@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
+from windlass.engine.execute.buffers import Buffers
 from windlass.engine.execute.graphs import FEW_SIZES, SIZES, CapturedGraph, DecodeGraphs, InFlightStep
+from windlass.engine.execute.step_writer import StepWriter
 from windlass.engine.execute.verify_graphs import VerifyGraph, VerifyGraphs
 from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
-from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.kernels.program import program
 from windlass.kernels.program.only_views import NotRecordable
 from windlass.kernels.step import KvCache, Step
@@ -27,70 +27,6 @@ from windlass.nn.adapters import Adapters
 
 Decoder = Callable[[Step, Sequence[KvCache]], Tensor]
 """nn.Decoder, or a fake in tests: fp32 logits of the rows that the step selects."""
-
-
-class Buffers:
-    """A Step on the device, and its host arrays: the same memory on a CPU, uploaded elsewhere.
-
-    `separate`: two copies on a CPU too, to test the upload.
-    """
-
-    def __init__(self, limits: SchedulerLimits, device: torch.device, separate: bool = False) -> None:
-        separate = separate or device.type != "cpu"
-        rows, sequences, logits = limits.max_step_tokens, limits.max_decode_rows, limits.max_step_logits
-        sizes = (rows, rows, rows, sequences + 1, sequences, logits, 3)
-        self._host = _zeros(sum(sizes), device)
-        self._device = self._host.to(device, copy=True) if separate else self._host
-        self.tokens, self.positions, self.slots, self.starts, self.lengths, self.logit_rows, self.counts = (
-            part.numpy() for part in self._host.split(sizes)
-        )
-        blocks = _zeros(sequences * limits.max_blocks, device).view(sequences, limits.max_blocks)
-        self._host_blocks, self.blocks = blocks, blocks.numpy()
-        self._device_blocks = blocks.to(device, copy=True) if separate else blocks
-        tokens, positions, slots, starts, lengths, logit_rows, _ = self._device.split(sizes)
-        _, _, _, host_starts, host_lengths, _, counts = self._host.split(sizes)
-        candidates = torch.zeros(2, dtype=torch.int32)
-        self.candidates = candidates.numpy()
-        self.step = Step(
-            tokens,
-            positions,
-            slots,
-            starts,
-            lengths,
-            self._device_blocks,
-            logit_rows,
-            counts,
-            host_starts,
-            host_lengths,
-            candidates,
-        )
-        self.device_counts = self._device.split(sizes)[-1]
-        self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
-
-    def wait(self) -> None:
-        """Until the host arrays may be refilled: an upload may still be in progress."""
-        if self._uploaded is not None:
-            self._uploaded.synchronize()
-
-    def upload(self, num_sequences: int, blocks_changed: bool) -> None:
-        if self._device is self._host:
-            return
-        is_cuda = self._uploaded is not None
-        self._device.copy_(self._host, non_blocking=is_cuda)
-        if blocks_changed:
-            self.upload_blocks(num_sequences)
-        elif self._uploaded is not None:
-            self._uploaded.record()
-
-    def upload_blocks(self, num_sequences: int) -> None:
-        is_cuda = self._uploaded is not None
-        self._device_blocks[:num_sequences].copy_(self._host_blocks[:num_sequences], non_blocking=is_cuda)
-        if self._uploaded is not None:
-            self._uploaded.record()
-
-
-def _zeros(count: int, device: torch.device) -> Tensor:
-    return torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
 class Runner:
@@ -107,8 +43,7 @@ class Runner:
         assert limits.block_tokens == BLOCK_TOKENS, "kernels have one block size"
         self._decoder, self._caches = decoder, caches
         self._buffers = Buffers(limits, torch.device(device))
-        self._block_rows: list[tuple[EngineSequence, int, int]] = []
-        """Of each row of the block table: its sequence, the number of blocks written, and the sequence's preemption count then."""
+        self._writer = StepWriter(self._buffers, spare_block=limits.num_blocks)
         self._program: program.Program | None = None
         self._logits: Tensor | None = None
         self._graphs: DecodeGraphs | None = None
@@ -118,8 +53,6 @@ class Runner:
         self.adapters: Adapters | None = None
         self._adapted: tuple[program.Program, Tensor] | None = None
         """The program of steps with adapters, and its logits; recorded when the first one comes."""
-        self._spare_block = limits.num_blocks
-        """For padding rows: the last block of the caches, which the scheduler does not know."""
         self.why_not_recorded = self._prepare(torch.device(device).type, limits) if record else "not requested"
 
     @property
@@ -173,7 +106,7 @@ class Runner:
         """A step in which some rows have an adapter: its own recorded program, or without graphs."""
         buffers = self._buffers
         buffers.wait()
-        buffers.upload(len(chunks), self._fill(chunks))
+        buffers.upload(len(chunks), self._writer.write(chunks))
         starts = buffers.starts.tolist()
         adapters.rows = [
             (starts[number], starts[number + 1], chunk.sequence.adapter)
@@ -227,7 +160,7 @@ class Runner:
         if self._graphs is None:
             return
         most = len(self._buffers.lengths)
-        self._pad(0, most)
+        self._writer.pad(0, most)
         self._buffers.upload(most, blocks_changed=True)
         prepare = getattr(self._decoder, "prepare", None)
         if prepare is not None:
@@ -283,7 +216,7 @@ class Runner:
         if not step.next_slots_known or not self._graphs.covers(step.captured, longest):
             return None
         self._buffers.wait()
-        changed = [self._fill_blocks(number, chunk.sequence) for number, chunk in enumerate(chunks)]
+        changed = [self._writer.write_blocks(number, chunk.sequence) for number, chunk in enumerate(chunks)]
         if any(changed):
             self._buffers.upload_blocks(len(chunks))
         following = self._graphs.launch(step.captured, [(who, at + 1) for who, at in step.sequences], longest)
@@ -296,7 +229,7 @@ class Runner:
             return verified
         buffers, count = self._buffers, len(chunks)
         buffers.wait()
-        changed = self._fill(chunks)
+        changed = self._writer.write(chunks)
         is_decode = self._graphs is not None and bool((buffers.counts == count).all())
         size = self._graphs.size(count) if self._graphs is not None and is_decode else None
         if size is None:
@@ -304,7 +237,7 @@ class Runner:
             return None
         assert self._graphs is not None
         if size > count:
-            changed |= self._pad(count, size)
+            changed |= self._writer.pad(count, size)
         buffers.upload(size, changed)
         return self._graphs.get(size, int(buffers.lengths[:count].max()))
 
@@ -316,33 +249,11 @@ class Runner:
         if graphs is None or size is None:
             return None
         buffers.wait()
-        changed, row = False, 0
-        for chunk in chunks:
-            for position, token in enumerate(chunk.tokens, chunk.start):
-                changed |= self._fill_blocks(row, chunk.sequence)
-                buffers.tokens[row], buffers.positions[row], buffers.lengths[row] = token, position, position + 1
-                buffers.slots[row] = chunk.sequence.blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
-                row += 1
-        buffers.starts[: rows + 1], buffers.logit_rows[:rows] = np.arange(rows + 1), np.arange(rows)
-        buffers.counts[:] = rows
+        changed = self._writer.write_rows_apart(chunks)
         if size > rows:
-            changed |= self._pad(rows, size)
+            changed |= self._writer.pad(rows, size)
         buffers.upload(size, changed)
         return graphs.get(size, int(buffers.lengths[:rows].max()))
-
-    def _pad(self, count: int, size: int) -> bool:
-        """Rows count..size are padding. Returns whether the block table changed."""
-        buffers = self._buffers
-        buffers.tokens[count:size] = 0
-        buffers.positions[count:size] = 0
-        buffers.slots[count:size] = self._spare_block * BLOCK_TOKENS
-        buffers.lengths[count:size] = 1
-        buffers.starts[count + 1 : size + 1] = np.arange(count + 1, size + 1)
-        buffers.logit_rows[count:size] = np.arange(count, size)
-        changed = bool((buffers.blocks[count:size, 0] != self._spare_block).any())
-        buffers.blocks[count:size, 0] = self._spare_block
-        del self._block_rows[count:]
-        return changed
 
     def _record(self) -> str:
         """Returns why it cannot be recorded; empty: it was."""
@@ -356,53 +267,6 @@ class Runner:
             return str(error)
         self._program = recorded
         return ""
-
-    # --- filling
-
-    def _fill(self, chunks: Sequence[Chunk]) -> bool:
-        """Returns whether the block table changed."""
-        buffers = self._buffers
-        row = num_logits = 0
-        changed = False
-        for number, chunk in enumerate(chunks):
-            changed |= self._fill_blocks(number, chunk.sequence)
-            start, stop, wanted = chunk.start, chunk.stop, chunk.stop - chunk.logits_from
-            if stop - start == 1:
-                buffers.tokens[row] = chunk.tokens[0]
-                buffers.positions[row] = start
-                buffers.slots[row] = chunk.sequence.blocks[start // BLOCK_TOKENS] * BLOCK_TOKENS + start % BLOCK_TOKENS
-            else:
-                self._fill_rows(row, number, chunk)
-            row += stop - start
-            buffers.starts[number + 1] = row
-            buffers.lengths[number] = stop
-            if wanted == 1:
-                buffers.logit_rows[num_logits] = row - 1
-            elif wanted:
-                buffers.logit_rows[num_logits : num_logits + wanted] = np.arange(row - wanted, row)
-            num_logits += wanted
-        buffers.counts[:] = (row, len(chunks), num_logits)
-        return changed
-
-    def _fill_rows(self, row: int, number: int, chunk: Chunk) -> None:
-        buffers, last = self._buffers, row + chunk.stop - chunk.start
-        positions = np.arange(chunk.start, chunk.stop, dtype=np.int32)
-        buffers.tokens[row:last] = chunk.tokens
-        buffers.positions[row:last] = positions
-        buffers.slots[row:last] = buffers.blocks[number, positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
-
-    def _fill_blocks(self, number: int, sequence: EngineSequence) -> bool:
-        """Writes only new blocks: a decoding sequence keeps its row, and its blocks only grow."""
-        if number >= len(self._block_rows):
-            self._block_rows.append((sequence, 0, -1))
-        holder, num_written, since = self._block_rows[number]
-        if holder is not sequence or since != sequence.num_preemptions:
-            num_written = 0
-        elif num_written == len(sequence.blocks):
-            return False
-        self._buffers.blocks[number, num_written : len(sequence.blocks)] = sequence.blocks[num_written:]
-        self._block_rows[number] = (sequence, len(sequence.blocks), sequence.num_preemptions)
-        return True
 
 
 def _is_decode(chunk: Chunk) -> bool:

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from windlass.core.constants import BLOCK_TOKENS
-from windlass.engine.execute.runner import Buffers
+from windlass.engine.execute.buffers import Buffers
 from windlass.kernels.step import Step
 
 HEADER = 6

@@ -94,7 +94,7 @@ class Follower:
     def __init__(self, decoder: Decoder, limits: SchedulerLimits, kv: str, device: str = "cpu") -> None:
         import torch
 
-        from windlass.engine.execute.runner import Buffers
+        from windlass.engine.execute.buffers import Buffers
         from windlass.engine.load import KV_DTYPES
         from windlass.kernels.program import program
         from windlass.kernels.program.only_views import NotRecordable
