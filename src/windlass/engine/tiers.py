@@ -94,12 +94,13 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
             raise BadInput("--speculate mtp needs all weights in memory, and some are on disk; choose ngram or a small model")
         return Decoder(weights.spec, source, context_tokens, shard=weights.shard, mtp=mtp)
 
+    cap_bytes = _capped(launch, device, weights.rank, free_bytes)
     if device.startswith("cuda"):
-        return _on_device(launch, device, weights, _capped(launch, weights.rank, free_bytes), decoder)
-    if device != "cpu" or not _exceeds(launch, weights, free_bytes):
-        check_weights(weights.spec.name, weights.num_bytes, free_bytes)
-        return BuiltDecoder(decoder(weights.source), None, "")
-    return _beside_disk(launch, weights, decoder)
+        return _on_device(launch, device, weights, cap_bytes, decoder)
+    if device == "cpu" and not smallest(weights.shard.groups, [int(not _exceeds(launch, weights, free_bytes))])[0]:
+        return _beside_disk(launch, weights, decoder)
+    check_weights(weights.spec.name, weights.num_bytes, cap_bytes)
+    return BuiltDecoder(decoder(weights.source), None, "")
 
 
 def _beside_disk(launch: Launch, weights: RankWeights, decoder: Callable[[Any], Decoder]) -> BuiltDecoder:
@@ -112,7 +113,7 @@ def _beside_disk(launch: Launch, weights: RankWeights, decoder: Callable[[Any], 
     fits = not launch.tiers and demand.total_bytes <= budget.weight_bytes
     placed, folder = (None, None) if fits else _placed(launch, weights, demand, budget)
     # The cache grows to its usual size where the weights of all ranks leave room for it.
-    left = int((budget.weight_bytes - demand.total_bytes) / share) if placed is None else 0
+    left = int((budget.weight_bytes - demand.total_bytes) / max(share, 1e-9)) if placed is None else 0
     kv_bytes += smallest(shard.groups, [_more_kv(launch, spec, kv_bytes, left)])[0]
     if placed is None or folder is None:
         return BuiltDecoder(decoder(weights.source), kv_bytes, "")
@@ -135,10 +136,11 @@ def _on_device(
     fits, *agreed = smallest(weights.shard.groups, [int(weights.num_bytes + beside <= cap_bytes), *limits], device)
     if fits:
         return BuiltDecoder(decoder(weights.source), None, "")
+    if is_tiled or weights.num_bytes > cap_bytes:
+        _refuse_beside(launch, asks, weights, cap_bytes)
     if not is_tiled:
-        check_weights(weights.spec.name, weights.num_bytes, cap_bytes)  # another rank has too little, and says so
+        check_weights(weights.spec.name, weights.num_bytes, cap_bytes)  # else another rank has too little, and says so
         return BuiltDecoder(decoder(weights.source), None, "")
-    _refuse_beside(launch, asks, weights, cap_bytes)
     return _beside_device(launch, weights, cap_bytes, stage, DeviceLimits(*agreed), decoder)
 
 
@@ -211,12 +213,15 @@ def tier_stats(decoder: Any) -> TierStats | None:
 
 def _exceeds(launch: Launch, weights: RankWeights, free_bytes: int) -> bool:
     """Without a cap, memory is what is free, and the KV cache takes what weights leave."""
-    return bool(launch.tiers) or launch.host_memory is not None or weights.num_bytes > free_bytes
+    free = free_bytes // launch.ranks_per_machine
+    return bool(launch.tiers) or launch.host_memory is not None or weights.num_bytes > free
 
 
-def _capped(launch: Launch, rank: int, free_bytes: int) -> int:
+def _capped(launch: Launch, device: str, rank: int, free_bytes: int) -> int:
     """Devices take the caps in turn; the last one counts for all that follow."""
-    return min(free_bytes, launch.gpu_memory[min(rank, len(launch.gpu_memory) - 1)]) if launch.gpu_memory else free_bytes
+    if device == "cpu" or not launch.gpu_memory:
+        return free_bytes
+    return min(free_bytes, launch.gpu_memory[min(rank, len(launch.gpu_memory) - 1)])
 
 
 def _kv_bytes(launch: Launch, spec: ModelSpec) -> int:
