@@ -12,7 +12,7 @@ from windlass.core.layout import Layout
 from windlass.core.place import Interval, place
 from windlass.core.scheme import scheme
 from windlass.core.tiers.demand import demand_of, planned_tensors
-from windlass.core.tiers.device import DeviceNeeds, DevicePlan, ModelStage, device_limits, needed_bytes, plan_device
+from windlass.core.tiers.device import DeviceLimits, DeviceNeeds, DevicePlan, ModelStage, device_limits, needed_bytes, plan_device
 from windlass.core.tiers.values import Demand, Speeds
 from windlass.errors import DoesNotFit
 from windlass.families import rules
@@ -67,16 +67,13 @@ def test_stages_hold_together_what_the_model_has(name: str) -> None:
     parts = [stage_of(name, (0, half)), stage_of(name, (half, stage.spec.num_layers))]
     assert sum(part.total_bytes for _, part in parts) == demand.total_bytes
     cap = 60 * GB if name.startswith("Llama") else 20 * GB
-    plans = []
-    for one, part in parts:
-        limits = device_limits(one, cap, needs)
-        plans.append(plan_device(one, part, cap, limits))
-        assert on_device(plans[-1]) <= cap
+    limits = DeviceLimits(*map(min, zip(*(device_limits(one, cap, needs) for one, _ in parts), strict=True)))
+    plans = [plan_device(one, part, cap, limits) for one, part in parts]
+    assert all(on_device(plan) <= cap for plan in plans)
     first = 1 if name == "GLM-4.5-Air" else 0
     assert [plan.first_layer for plan in plans] == [first, half]
     assert [plan.split.num_layers for plan in plans] == [half - first, stage.spec.num_layers - half]
-    tokens = device_limits(stage, cap, needs).kv_tokens
-    assert sum(plan.kv_bytes for plan in plans) == tokens * stage.kv_token_bytes("bf16")
+    assert sum(plan.kv_bytes for plan in plans) == limits.kv_tokens * stage.kv_token_bytes("bf16")
 
 
 def test_the_guides_case() -> None:
