@@ -324,7 +324,7 @@ def _local(name: str, options: ClientOptions) -> tuple[CoreClient, Sampling]:
     shown = options.get("progress", False)
     launch = _launch(options)
     path = runnable_files(name, shown)
-    compile_kernels(shown)
+    compile_kernels(shown, launch.device)
     launch = msgspec.structs.replace(launch, model=str(path))
     return open_client(launch), Sampling(**(DEFAULTS | generation_defaults(path)))
 

@@ -41,3 +41,18 @@ def test_no_warning_with_kernels(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(build, "why_not", lambda name: None)
     opening.compile_kernels(shown=True, device="cpu")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "compiled"),
+    [("auto", False, ["native"]), ("cpu", True, ["native"]), ("auto", True, []), ("cuda:1", False, []), ("mps", False, [])],
+)
+def test_nothing_is_compiled_for_a_model_on_a_gpu(
+    device: str, gpu: bool, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(opening, "_has_gpu", lambda: gpu)
+    monkeypatch.setattr(build, "will_compile", lambda name: True)
+    monkeypatch.setattr(build, "library", asked.append)
+    opening.compile_kernels(shown=False, device=device)
+    assert asked == compiled

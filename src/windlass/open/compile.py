@@ -12,12 +12,14 @@ TIMES_SLOWER = "40 to 300"
 
 
 def compile_kernels(shown: bool, device: str = "auto") -> None:
-    """Before the engine process starts, which would compile them silently. `device`: as in Launch."""
+    """Before the engine process starts, which would compile them silently. `device`: as in Launch. Models on a GPU do not need them."""
     from windlass.kernels import build
 
+    if device not in ("auto", "cpu") or (device == "auto" and _has_gpu()):
+        return
     if build.will_compile("native"):
         _compile(shown)
-    if build.is_disabled() or device not in ("auto", "cpu") or (device == "auto" and _has_gpu()):
+    if build.is_disabled():
         return
     missing = build.why_not("native")
     if missing:
@@ -47,8 +49,10 @@ def _compile(shown: bool) -> None:
 
 
 def _has_gpu() -> bool:
+    """One that this PyTorch can use: its CPU builds say so in their version."""
+    from importlib.metadata import version
     from pathlib import Path
 
     from windlass.machine.gpus import DRIVER_FILES
 
-    return any(Path(file).exists() for file in DRIVER_FILES)
+    return any(Path(file).exists() for file in DRIVER_FILES) and not version("torch").endswith("+cpu")

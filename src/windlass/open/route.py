@@ -113,7 +113,7 @@ def _local(one: ModelSettings, launch: Launch) -> Client:
     from windlass.open.resolve import model_files
 
     require_torch(f"running {one.name} on this machine")
-    compile_kernels(shown=False)
+    compile_kernels(shown=False, device=launch.device)
     return open_client(msgspec.structs.replace(launch, model=str(model_files(one.at, shown=False))))
 
 

@@ -253,7 +253,7 @@ def test_experts_in_integers() -> None:
     x = torch.randn(rows, 1024, device="cuda").to(torch.bfloat16)
     ids, weights = route.choose_many(logits, None, 8)
     plain = experts_reference(x, ids, weights, gate_up, down, num_shared=1)
-    for size in int8.ITEM_ROWS:
+    for size in (*int8.ITEM_ROWS, 128):  # 128: dense layers
         chosen = route.dispatch(ids, weights, 32, 1, size)
         hidden = int8.gate_up(int8.quantize_rows(x), gate_up, poisoned(rows * 9, 1408, dtype=torch.bfloat16), chosen)
         parts = int8.down(int8.quantize_rows(hidden), down, poisoned(rows * 9, 1024, dtype=torch.bfloat16), chosen)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 CUDA_TESTS = str(Path(__file__).parent)
 if CUDA_TESTS not in sys.path:
@@ -39,3 +41,28 @@ def test_weights_sum_to_the_scale_() -> None:
     ids, weights = route_reference(logits, torch.zeros(8), 2, routed_scale=2.5)
     assert ids[0, 0].item() == 5
     assert weights.sum().item() == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    ("count", "item_rows", "each"),
+    [
+        (0, 80, 1),
+        (1, 80, 16),
+        (64, 80, 64),
+        (80, 80, 80),
+        (81, 80, 48),
+        (128, 80, 64),
+        (129, 80, 80),
+        (161, 80, 64),
+        (9, 8, 8),
+        (300, 64, 64),
+    ],
+)
+def test_an_experts_rows_are_shared_out_evenly(count: int, item_rows: int, each: int) -> None:
+    assert route.rows_of_each(count, item_rows) == each
+
+
+@given(count=st.integers(1, 5000), item_rows=st.sampled_from([8, 16, 32, 48, 64, 80, 128, 160]))
+def test_no_more_items_than_full_ones_would_be(count: int, item_rows: int) -> None:
+    each = route.rows_of_each(count, item_rows)
+    assert each <= item_rows and -(-count // each) == -(-count // item_rows)

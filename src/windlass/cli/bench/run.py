@@ -43,7 +43,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(model: str, options: BenchOptions) -> int:
     batches = parse_batches(options.batches)
     _check(options)
-    compile_kernels(not options.as_json)  # not part of the startup time
+    compile_kernels(not options.as_json, options.launch.device)  # not part of the startup time
     begin = time.perf_counter()
     old = _earlier(options.compare)
     setup = _setup(model, options, batches)

@@ -101,7 +101,7 @@ async def _local(name: str, options: EvalOptions) -> OpenModel:
     require_torch("evaluating a model of this machine")
     shown = not options.as_json
     path = runnable_files(name, shown)
-    compile_kernels(shown)
+    compile_kernels(shown, options.launch.device)
     concurrency = options.concurrency or LOCAL_CONCURRENCY
     launch = msgspec.structs.replace(options.launch, model=str(path), max_sequences=concurrency)
     with ExitStack() as bars:

@@ -43,14 +43,13 @@ class Shape(NamedTuple):
 
 SHAPES = {
     32: Shape(3, 2, 2, 2, 2),
-    48: Shape(3, 1, 1, 2, 2),
+    48: Shape(2, 2, 2, 2, 2),
     64: Shape(2, 2, 2, 2, 2),
     80: Shape(2, 2, 1, 2, 2),
-    96: Shape(3, 1, 1, 2, 2),
-    128: Shape(2, 2, 1, 2, 1),
+    128: Shape(2, 2, 1, 1, 1),
 }
 """By the rows of x of a unit; the fastest of those tried (docs/reference/cuda-notes.md)."""
-ITEM_ROWS = (32, 48, 64, 80, 96)
+ITEM_ROWS = (32, 48, 64, 80)
 LINEAR_ROWS = (32, 64, 80, 128)
 BLOCK_SECONDS, BLOCK_ROW_SECONDS = 0.14e-6, 0.0111e-6
 """Of a unit of 256 rows of weights: for each block of inputs, and for each block and row of x. Fitted to 28 products of 128 to 2,048 rows."""

@@ -166,7 +166,7 @@ def _dispatch_reference(result: Routes) -> Routes:
 def items_reference(
     ids: Tensor, num_experts: int, num_shared: int, item_rows: int = ITEM_ROWS
 ) -> list[tuple[int, list[int], list[int]]]:
-    """(expert, rows, places) in order."""
+    """(expert, rows, places) in order; an expert's rows are shared out evenly, in sixteens."""
     rows, active = ids.shape
     chosen: list[list[tuple[int, int]]] = [[] for _ in range(num_experts)]
     for row, experts in enumerate(ids.tolist()):
@@ -174,7 +174,17 @@ def items_reference(
             chosen[expert].append((row, row * (active + num_shared) + slot))
     chosen += [[(row, row * (active + 1) + active) for row in range(rows)]] * num_shared
     return [
-        (expert, [row for row, _ in pairs[i : i + item_rows]], [place for _, place in pairs[i : i + item_rows]])
+        (expert, [row for row, _ in some], [place for _, place in some])
         for expert, pairs in enumerate(chosen)
-        for i in range(0, len(pairs), item_rows)
+        for some in _shared_out(pairs, rows_of_each(len(pairs), item_rows))
     ]
+
+
+def _shared_out(pairs: list[tuple[int, int]], each: int) -> list[list[tuple[int, int]]]:
+    return [pairs[i : i + each] for i in range(0, len(pairs), each)]
+
+
+def rows_of_each(count: int, item_rows: int) -> int:
+    """Of as few items as hold `count` rows: kernels compute as many columns as an item has, in sixteens."""
+    num_items = max(1, -(-count // item_rows))
+    return max(1, min(item_rows, -(-count // (num_items * 16)) * 16))

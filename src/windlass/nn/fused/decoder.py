@@ -136,6 +136,8 @@ class FusedLayer:
         """Decoding sequences come first, then begun prompts, then new ones."""
         rows = qkv.shape[0] - space.padding
         self._normed_heads(qkv[:rows])
+        if space.prompts is not None and space.prompts.new == [(0, rows)] and not space.decoding.tokens.shape[0]:
+            return _whole(*self._rotated(qkv, space.prompts, cache), self.mixer.scale)[:rows]
         out = torch.empty(rows, self.mixer.num_heads * self.mixer.head_dim, dtype=qkv.dtype, device=qkv.device)
         decoding = space.decoding.tokens.shape[0]
         if decoding:
@@ -183,19 +185,23 @@ class FusedLayer:
 
     def _prefilled(self, qkv: Tensor, prompts: Prompts, cache: KvCache, out: Tensor) -> None:
         """Several tokens per sequence."""
-        mixer, rotary, dim = self.mixer, self.mixer.rotary, self.mixer.head_dim
-        assert rotary is not None
-        heads.rotate_store(
-            qkv[: out.shape[0]], rotary.table, prompts.positions, prompts.slots, cache.keys, cache.values, mixer.num_kv_heads,
-            interleaved=rotary.interleaved,
-        )  # fmt: skip
-        q, k, v = qkv.view(qkv.shape[0], -1, dim).split((mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads), dim=1)
+        q, k, v = self._rotated(qkv, prompts, cache)
         if prompts.begun is not None:
             rows = prompts.begun.tokens.shape[0]
-            out[:rows] = attention(AttentionArgs(q[:rows], k[:rows], v[:rows], prompts.begun, cache, scale=mixer.scale))
+            out[:rows] = attention(AttentionArgs(q[:rows], k[:rows], v[:rows], prompts.begun, cache, scale=self.mixer.scale))
         for first, last in prompts.new:
             padded = slice(first, first + padded_rows(last - first))
-            out[first:last] = _whole(q[padded], k[padded], v[padded], mixer.scale)[: last - first]
+            out[first:last] = _whole(q[padded], k[padded], v[padded], self.mixer.scale)[: last - first]
+
+    def _rotated(self, qkv: Tensor, prompts: Prompts, cache: KvCache) -> tuple[Tensor, ...]:
+        """Queries, keys and values [rows and padding, heads, dim]; keys and values are stored in the cache too."""
+        mixer, rotary = self.mixer, self.mixer.rotary
+        assert rotary is not None
+        heads.rotate_store(
+            qkv[: prompts.positions.shape[0]], rotary.table, prompts.positions, prompts.slots, cache.keys, cache.values,
+            mixer.num_kv_heads, interleaved=rotary.interleaved,
+        )  # fmt: skip
+        return qkv.view(qkv.shape[0], -1, mixer.head_dim).split((mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads), dim=1)
 
 
 def padded_rows(rows: int) -> int:

@@ -361,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(512) head_one(const float* x, const
     }
 }
 
-// ---- dispatch of any number of rows: items of up to `size` rows, as route_many makes them of 8. First the rows of each expert are counted, a block
+// ---- dispatch of any number of rows: items of up to `size` rows. First the rows of each expert are counted, a block
 // an expert; then each block finds its place among the items and writes its rows in order.
 extern "C" __global__ void __launch_bounds__(1024) dispatch_count(const int* ids, int* counts, u32 total) {
     __shared__ int sums[32];
@@ -399,12 +399,16 @@ extern "C" __global__ void __launch_bounds__(1024)
     const u32 first = before, count = expert < EXPERTS ? (u32)__ldcg(counts + expert) : rows, items = (count + size - 1) / size;
     if (expert == 0 && thread == 0) *num_items = (int)all;
     for (u32 i = thread; i < items; i += 1024) item_expert[first + i] = (int)expert;
-    for (u32 i = count + thread; i < items * size; i += 1024) item_rows[first * size + i] = -1, item_places[first * size + i] = -1;
+    // Shared out evenly, in sixteens: kernels compute as many columns as an item has.
+    const u32 each = items ? min(size, ((count + items - 1) / items + 15) / 16 * 16) : size;
+    auto place = [&](u32 i) { return (first + i / each) * size + i % each; };
+    for (u32 i = thread; i < items * size; i += 1024)
+        if (i % size >= each || i / size * each + i % size >= count) item_rows[first * size + i] = -1, item_places[first * size + i] = -1;
     if (expert == EXPERTS) {
-        for (u32 i = thread; i < rows; i += 1024) item_rows[first * size + i] = (int)i, item_places[first * size + i] = (int)(i * slots + active);
+        for (u32 i = thread; i < rows; i += 1024) item_rows[place(i)] = (int)i, item_places[place(i)] = (int)(i * slots + active);
         return;
     }
-    u32 base = first * size;
+    u32 base = 0;
     for (u32 start = 0; start < rows * active; start += 1024) {
         const u32 i = start + thread;
         const bool here = i < rows * active && __ldcg(ids + i) == (int)expert;
@@ -413,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         __syncthreads();
         const u32 value = found[lane], ahead = __reduce_add_sync(~0u, lane < warp ? value : 0), sum = __reduce_add_sync(~0u, value);
         if (here) {
-            const u32 at = base + ahead + __popc(votes & ((1u << lane) - 1)), row = i / active;
+            const u32 at = place(base + ahead + __popc(votes & ((1u << lane) - 1))), row = i / active;
             item_rows[at] = (int)row, item_places[at] = (int)(row * slots + i % active);
         }
         base += sum;

@@ -44,6 +44,7 @@ struct Number {
 // All products but the last `ALLOWED` groups are done.
 template <u32 ALLOWED>
 DEVICE void products_done() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(ALLOWED) : "memory"); }
+DEVICE float fast_silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
 // Rows of 128 bytes, eight to a swizzled kilobyte.
 DEVICE u64 descriptor(u32 address) { return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 DEVICE u32 transposed(u32 v) {
@@ -96,38 +97,70 @@ DEVICE u32 width_of(const int* rows) {
     return width;
 }
 
-// A warp's sums of one tile: lane (g, t) has rows g and g + 8, columns 2t and 2t + 1 of every eight.
-DEVICE void write(const Arguments& a, const float (&acc)[N / 2], const Unit& unit, u32 tile, u32 width, u32 g, u32 t) {
-    if (tile >= a.tiles) return;
+// Where results of a unit's columns go, -1 for none: lane l has those of columns l, l + 32 ... Read before they are needed.
+struct Places {
+    int of[(N + 31) / 32];
+    DEVICE int at(u32 i, u32 column) const { return __shfl_sync(~0u, of[i / 4], i % 4 * 8 + column); }  // of column i * 8 + column
+};
+DEVICE Places places_of(const Arguments& a, const Unit& unit, u32 lane) {
+    Places r;
+#pragma unroll
+    for (u32 i = 0; i < (N + 31) / 32; i++) r.of[i] = i * 32 + lane < N ? column(a, a.item_places, unit.item, i * 32 + lane) : -1;
+    return r;
+}
+
+// bf16 results of 8 columns: lane (g, t) has `first` and `second` of column g, two of eight values each. Sixteen values of a column lie together: with
+// eight bytes a lane, four lanes write a whole sector.
+DEVICE void store_sectors(u16* column, u32 first, u32 second, u32 t) {
+    const bool odd = t & 1;
+    const u32 other = __shfl_xor_sync(~0u, odd ? first : second, 1);
+    if (column) *(uint2*)(column + (odd ? 8 : 0) + (t & 2) * 2) = odd ? uint2{other, second} : uint2{first, other};
+}
+
+// A warp's sums of DEPTH tiles that follow one another, and the first WIDTH columns: lane (g, t) has rows g and g + 8, columns 2t and 2t + 1 of every eight.
+template <u32 WIDTH, u32 DEPTH>
+DEVICE void write(const Arguments& a, const float (&acc)[DEPTH][WIDTH / 2], const Unit& unit, u32 first_tile, const Places& places, u32 g, u32 t) {
+#if KIND == 1
+    static_assert(DEPTH <= 2);
+    // Gate and up of eight rows: a tile has 16 bytes of a column's results.
+#pragma unroll
+    for (u32 i = 0; i < WIDTH / 8; i++) {
+        const int place = places.at(i, g);
+        u32 r[DEPTH];
+#pragma unroll
+        for (u32 m = 0; m < DEPTH; m++) {
+            const float* v = acc[m] + i * 4;
+            r[m] = transposed(pack_bf16(fast_silu(v[0]) * v[2], fast_silu(v[1]) * v[3]));
+        }
+        u16* to = place >= 0 ? (u16*)a.out + place * a.out_stride + first_tile * 8 : nullptr;
+        if constexpr (DEPTH == 2) store_sectors(first_tile + 1 < a.tiles ? to : nullptr, r[0], r[1], t);
+        if ((DEPTH == 1 || first_tile + 1 == a.tiles) && first_tile < a.tiles && to) *(u32*)(to + t * 2) = r[0];
+    }
+#else
+#pragma unroll
+    for (u32 m = 0; m < DEPTH; m++) {
+        const u32 tile = first_tile + m;
+        if (tile >= a.tiles) return;
 #if KIND == 2
 #pragma unroll
-    for (u32 i = 0; i < N / 8; i++)
+        for (u32 i = 0; i < WIDTH / 8; i++)
 #pragma unroll
-        for (u32 j = 0; j < 2; j++) {
-            const int place = column(a, a.item_places, unit.item, i * 8 + t * 2 + j);
-            if (place < 0) continue;
-            float* to = (float*)a.out + unit.out_slice * a.slice_stride + place * a.out_stride + tile * 16 + g;
-            to[0] = acc[i * 4 + j], to[8] = acc[i * 4 + 2 + j];
-        }
+            for (u32 j = 0; j < 2; j++) {
+                const int place = places.at(i, t * 2 + j);
+                if (place < 0) continue;
+                float* to = (float*)a.out + unit.out_slice * a.slice_stride + place * a.out_stride + tile * 16 + g;
+                to[0] = acc[m][i * 4 + j], to[8] = acc[m][i * 4 + 2 + j];
+            }
 #else
-    // Transposed in registers: lane (g, t) then has rows 2t and 2t + 1 of column g.
-#if KIND != 1
-    float low = 0.f, high = 0.f;
-    if (KIND == 0 && a.bias) low = a.bias[tile * 16 + g], high = a.bias[tile * 16 + 8 + g];
-#endif
+        // Transposed in registers: lane (g, t) then has rows 2t and 2t + 1 of column g.
+        float low = 0.f, high = 0.f;
+        if (KIND == 0 && a.bias) low = a.bias[tile * 16 + g], high = a.bias[tile * 16 + 8 + g];
 #pragma unroll
-    for (u32 i = 0; i < N / 8; i++) {
-        if (i * 8 >= width) break;
-        const float* v = acc + i * 4;
-        const int place = column(a, a.item_places, unit.item, i * 8 + g);
-#if KIND == 1
-        const u32 r = transposed(pack_bf16(silu(v[0]) * v[2], silu(v[1]) * v[3]));
-        if (place >= 0) *(u32*)((u16*)a.out + place * a.out_stride + tile * 8 + t * 2) = r;
-#else
-        const u32 r = transposed(pack_bf16(v[0] + low, v[1] + low)), q = transposed(pack_bf16(v[2] + high, v[3] + high));
-        if (place >= 0) {
-            u16* to = (u16*)a.out + place * a.out_stride + tile * 16 + t * 2;
-            *(u32*)to = r, *(u32*)(to + 8) = q;
+        for (u32 i = 0; i < WIDTH / 8; i++) {
+            const float* v = acc[m] + i * 4;
+            const int place = places.at(i, g);
+            const u32 r = transposed(pack_bf16(v[0] + low, v[1] + low)), q = transposed(pack_bf16(v[2] + high, v[3] + high));
+            store_sectors(place >= 0 ? (u16*)a.out + place * a.out_stride + tile * 16 : nullptr, r, q, t);
         }
 #endif
     }

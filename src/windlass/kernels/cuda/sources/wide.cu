@@ -111,24 +111,25 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
             named_barrier(2, LOADERS);
             for (u32 n = number; n < N; n += LOADERS) rows[n] = column(a, a.item_rows, unit.item, n);
             named_barrier(2, LOADERS);
-            const u32 width = width_of(rows);
+            const u32 width = ITEMS ? width_of(rows) : N;
+            // Columns that no row belongs to are read from the first row, and their results are not written.
+            u32 offsets[N / 16];
+#pragma unroll
+            for (u32 i = 0; i < N / 16; i++) offsets[i] = max(rows[i * 16 + first_row], 0) * a.x_stride * 2 + chunk * 16;
             for (u32 s = 0; s < stages; s++) {
                 barrier_wait(empty + stage * 8, phase);
                 const u32 at = ring_at + stage * STAGE_BYTES;
                 if (u != blockIdx.x || s >= early) fetch(unit, s, stage);
                 if (!waited) wait_previous(), waited = true;
                 if (number == 0) widths[stage] = width;
-                const u16* source = (const u16*)a.x + (unit.slice * a.slice_blocks + s * STAGE_BLOCKS) * BLOCK_K + chunk * 8;
+                const u8* source = (const u8*)a.x + (unit.slice * a.slice_blocks + s * STAGE_BLOCKS) * BLOCK_K * 2;
 #pragma unroll
                 for (u32 i = 0; i < N / 16; i++) {
-                    if (i * 16 >= width) break;
-                    const u32 n = i * 16 + first_row;
-                    const int row = rows[n];
-                    const u32 to = at + n * 128 + (chunk ^ (n & 7)) * 16, bytes = row >= 0 ? 16 : 0;
-                    const u16* from = source + (u64)(row >= 0 ? row : 0) * a.x_stride;
+                    if (ITEMS && i * 16 >= width) break;
+                    const u32 n = i * 16 + first_row, to = at + n * 128 + (chunk ^ (n & 7)) * 16;
 #pragma unroll
                     for (u32 h = 0; h < STAGE_BLOCKS * 2; h++)
-                        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + h * HALF_BYTES), "l"(from + h * 64), "r"(bytes) : "memory");
+                        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + h * HALF_BYTES), "l"(source + offsets[i] + h * 128) : "memory");
                 }
                 asm volatile("cp.async.commit_group;" ::: "memory");
                 if (++flying > LAG) {
@@ -149,7 +150,8 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
     u32 stage = 0, phase = 0;
     for (u32 u = blockIdx.x; u < units; u += gridDim.x) {
         const Unit unit = unit_of(a, u, groups);
-        const u32 first_tile = unit.first + warp / 4 * DEEP * 4 + warp % 4;
+        const Places places = places_of(a, unit, lane);
+        const u32 first_tile = unit.first + warp * DEEP;
 #if EXACT
         // Scales multiply the sums of a group, in fp32: those of one block while the products of the next one run, within a stage.
         constexpr u32 TURNS = STAGE_BLOCKS * DEEP;
@@ -165,7 +167,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
 #pragma unroll
             for (u32 turn = 0; turn < TURNS; turn++) {
                 const u32 m = turn % DEEP, b = turn / DEEP, set = turn % 2;
-                const u8* weights = memory + stage * STAGE_BYTES + X_BYTES + b * WEIGHTS_BYTES + (warp / 4 * DEEP * 4 + m * 4 + warp % 4) * BLOCK_BYTES;
+                const u8* weights = memory + stage * STAGE_BYTES + X_BYTES + b * WEIGHTS_BYTES + (warp * DEEP + m) * BLOCK_BYTES;
                 const u64 x = descriptor(ring_at + stage * STAGE_BYTES + b * 2 * HALF_BYTES);
                 const uint4 q0 = *(const uint4*)(weights + lane * 16), q1 = *(const uint4*)(weights + 512 + lane * 16);
                 const u32 words[8] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
@@ -217,7 +219,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
                     acc[m][i] += v.x, acc[m][i + 1] += v.y, acc[m][i + 2] += v.z, acc[m][i + 3] += v.w;
                 }
 #endif
-            write(a, acc[m], unit, first_tile + m * 4, N, g, t);
+            write<N, 1>(a, (const float (&)[1][N / 2])acc[m], unit, first_tile + m, places, g, t);
         }
 #else
         float acc[DEEP][N / 2];
@@ -230,12 +232,12 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
             barrier_wait(full + stage * 8, phase);
 #pragma unroll
             for (u32 b = 0; b < STAGE_BLOCKS; b++) {
-                const u8* first = memory + stage * STAGE_BYTES + X_BYTES + b * WEIGHTS_BYTES + (warp / 4 * DEEP * 4 + warp % 4) * BLOCK_BYTES;
+                const u8* first = memory + stage * STAGE_BYTES + X_BYTES + b * WEIGHTS_BYTES + warp * DEEP * BLOCK_BYTES;
                 const u64 x = descriptor(ring_at + stage * STAGE_BYTES + b * 2 * HALF_BYTES);
 #pragma unroll
                 for (u32 turn = 0; turn < 2 * DEEP; turn++) {
                     const u32 half = turn / DEEP, m = turn % DEEP;
-                    const u8* weights = first + m * 4 * BLOCK_BYTES;
+                    const u8* weights = first + m * BLOCK_BYTES;
                     const uint4 q = *(const uint4*)(weights + half * 512 + lane * 16);
                     const u32 words[4] = {q.x, q.y, q.z, q.w};
                     // All products but the last four are done: these registers are free, and so is the stage before this one.
@@ -279,8 +281,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
         }
         products_done<0>();
         if (lane == 0) barrier_arrive(empty + last * 8);
-#pragma unroll
-        for (u32 m = 0; m < DEEP; m++) write(a, acc[m], unit, first_tile + m * 4, width, g, t);
+        write<N, DEEP>(a, acc, unit, first_tile, places, g, t);
 #endif
     }
 }
