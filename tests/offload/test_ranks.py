@@ -41,15 +41,10 @@ def answered(asked: Launch) -> tuple[list[Answer], str]:
 
 @pytest.mark.parametrize(("name", "layout"), [("glm4_moe", Layout(tp=2, ep=2)), ("llama", Layout(pp=2))], ids=str)
 def test_everything_of_every_rank_on_disk(name: str, layout: Layout, tmp_path: Path) -> None:
-    """Stages give what one rank gives, to the last bit. Sums over tp ranks are rounded otherwise: tokens are the same."""
+    """To the last bit. Stages are compared with one rank; random weights of tp ranks are drawn for their shapes, and compared with the same ranks."""
     found, line = answered(launch(name, tmp_path, everything(name, layout, slots=2), layout=layout))
     assert "on disk" in line and len(list(tmp_path.glob("*.tier"))) == layout.world
-    alone = expected(name)
-    if layout.tp == 1:
-        assert found == alone
-    for one, other in zip(found, alone, strict=True):
-        assert [token for token, _, _ in one] == [token for token, _, _ in other]
-        assert [score for _, score, _ in one] == pytest.approx([score for _, score, _ in other], abs=1e-3)
+    assert found == (expected(name) if layout.tp == 1 else answered(launch(name, layout=layout))[0])
 
 
 @pytest.mark.long

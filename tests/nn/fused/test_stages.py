@@ -89,7 +89,7 @@ def test_parts_of_layers_are_refused(tiny: Any) -> None:
         run_ranks(layout, lambda _, groups: logits_of("glm", tiny, ModelShard(placement, layout, groups)))
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=4), Layout(tp=2, pp=2)])
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=4, ep=4), Layout(tp=2, pp=2)])
 def test_shares_of_the_cache(layout: Layout) -> None:
     """As the caches that a rank makes: four ranks share two heads, so that each head is there twice."""
     spec, weights, _ = weights_of("glm")
