@@ -55,7 +55,7 @@ class Late:
 def test_every_layer_finds_its_weights(num_layers: int, early: list[bool], data: st.DataObject) -> None:
     pace = iter(early)
     lane = Late(lambda: next(pace, False))
-    ahead, buffers = CopyAhead(num_layers, lane), [-1] * BUFFERS
+    ahead, buffers = CopyAhead(range(num_layers), lane), [-1] * BUFFERS
 
     def copy(layer: int) -> None:
         buffers[layer % BUFFERS] = layer
@@ -81,7 +81,7 @@ def test_every_layer_finds_its_weights(num_layers: int, early: list[bool], data:
 
 
 def test_shapes_alone_copy_nothing() -> None:
-    ahead = CopyAhead(2, None)
+    ahead = CopyAhead(range(2), None)
     ahead.before(0, lambda _: pytest.fail("nothing to copy"))
     ahead.after(0, lambda _: pytest.fail("nothing to copy"))
     assert not ahead.abandon()
@@ -89,7 +89,7 @@ def test_shapes_alone_copy_nothing() -> None:
 
 def test_on_a_cpu_copies_are_made_at_once() -> None:
     made: list[int] = []
-    ahead = CopyAhead(3, DirectLane())
+    ahead = CopyAhead(range(3), DirectLane())
     for layer in range(3):
         ahead.before(layer, made.append)
         assert layer in made

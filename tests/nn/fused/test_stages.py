@@ -89,10 +89,19 @@ def test_parts_of_layers_are_refused(tiny: Any) -> None:
         run_ranks(layout, lambda _, groups: logits_of("glm", tiny, ModelShard(placement, layout, groups)))
 
 
-@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2), Layout(pp=2), Layout(tp=4, ep=4), Layout(tp=2, pp=2)])
-def test_shares_of_the_cache(layout: Layout) -> None:
-    """As the caches that a rank makes: four ranks share two heads, so that each head is there twice."""
-    spec, weights, _ = weights_of("glm")
+@pytest.mark.parametrize(
+    ("name", "layout", "total"),
+    [
+        ("glm", Layout(), 1.0),
+        ("glm", Layout(tp=2), 1.0),
+        ("glm", Layout(pp=2), 1.0),
+        ("glm", Layout(tp=2, pp=2), 1.0),
+        ("llama+deep", Layout(tp=2), 2.0),
+    ],
+)
+def test_shares_of_the_cache(name: str, layout: Layout, total: float) -> None:
+    """Two ranks that share a KV head both hold it."""
+    spec, weights, _ = weights_of(name)
     placement = place(rules(spec), spec.num_layers, layout, weights.scheme)
     shares = run_ranks(layout, lambda _, groups: kv_share(ModelShard(placement, layout, groups), spec))
-    assert sum(shares) == pytest.approx(2.0 if layout.tp == 4 else 1.0)
+    assert sum(shares) == pytest.approx(total)

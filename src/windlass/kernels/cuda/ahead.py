@@ -5,7 +5,7 @@ While a layer computes from its buffer, the next one is copied into the other. K
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Protocol
 
 import torch
@@ -78,9 +78,9 @@ class DirectLane:
 class CopyAhead:
     """`before` and `after` are called for every layer of a step, from 0 on."""
 
-    def __init__(self, num_layers: int, lane: Lane | None) -> None:
-        """`lane` None: there are only shapes, and nothing to copy."""
-        self._num_layers, self._lane = num_layers, lane
+    def __init__(self, layers: Sized, lane: Lane | None) -> None:
+        """`layers`: may grow until the first step. `lane` None: there are only shapes, and nothing to copy."""
+        self._layers, self._lane = layers, lane
         self._is_under_way = False
 
     def before(self, layer: int, copy: Copy) -> None:
@@ -91,7 +91,7 @@ class CopyAhead:
             self._is_under_way = True
             for buffer in range(BUFFERS):
                 self._lane.mark_used(buffer)
-            for first in range(min(BUFFERS, self._num_layers)):
+            for first in range(min(BUFFERS, len(self._layers))):
                 self._begin(first, copy)
         self._lane.wait(layer % BUFFERS)
 
@@ -99,9 +99,9 @@ class CopyAhead:
         if self._lane is None or driver.is_collecting():
             return
         self._lane.mark_used(layer % BUFFERS)
-        if layer + BUFFERS < self._num_layers:
+        if layer + BUFFERS < len(self._layers):
             self._begin(layer + BUFFERS, copy)
-        self._is_under_way = layer < self._num_layers - 1
+        self._is_under_way = layer < len(self._layers) - 1
 
     def abandon(self) -> bool:
         """After a step that did not come to its end: its copies may still run, and nothing may use the buffers before they are done. Returns

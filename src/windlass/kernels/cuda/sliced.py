@@ -37,7 +37,7 @@ class StagedSlices:
         device = gate_up.data.device
         self._host, self._gate_up, self._down = host, gate_up, down
         self._memory = [[torch.empty_like(part, device=device) for part in host[0]] for _ in range(BUFFERS)]
-        self._ahead = CopyAhead(len(host), lane_on(device))
+        self._ahead = CopyAhead(host, lane_on(device))
 
     @property
     def num_slices(self) -> int:

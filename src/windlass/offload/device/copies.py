@@ -36,7 +36,7 @@ class StreamedLayers:
     def __init__(self, host: Sequence[HostExperts], slots: ExpertSlots, share_blocks: int) -> None:
         self._host, self._slots, self._share_blocks = host, slots, share_blocks
         self._half = host[0].gate_up.shape[0]
-        self._ahead = CopyAhead(len(host), lane_on(slots.gate_up.data.device))
+        self._ahead = CopyAhead(host, lane_on(slots.gate_up.data.device))
 
     def before(self, layer: int) -> None:
         self._ahead.before(layer, self._copy)
