@@ -51,8 +51,8 @@ SHAPES = {
 """By the rows of x of a unit; the fastest of those tried (docs/reference/cuda-notes.md)."""
 ITEM_ROWS = (32, 48, 64, 80)
 LINEAR_ROWS = (32, 64, 80, 128)
-BLOCK_SECONDS, BLOCK_ROW_SECONDS = 0.14e-6, 0.0111e-6
-"""Of a unit of 256 rows of weights: for each block of inputs, and for each block and row of x. Fitted to 28 products of 128 to 2,048 rows."""
+UNIT_SECONDS = {32: 0.50e-6, 48: 0.63e-6, 64: 0.735e-6, 80: 0.96e-6, 128: 1.48e-6}
+"""Of a block of inputs of a unit of 256 rows of weights, by the unit's rows of x. Measured in products of 320 to 2,048 rows."""
 PARTS_BYTES_PER_SECOND = 3.5e12
 MOST_SLICES = 8
 
@@ -64,15 +64,10 @@ class Cut(NamedTuple):
     slices: int
 
 
-def unit_seconds(rows: int) -> float:
-    """Of a block of inputs."""
-    return BLOCK_SECONDS + BLOCK_ROW_SECONDS * rows
-
-
 def item_rows(mean: float) -> int:
     """Rows of an item, for experts with so many rows on average: the fastest if all have two standard deviations more."""
     most = mean + 2 * mean**0.5
-    return min(ITEM_ROWS, key=lambda size: -(-most // size) * unit_seconds(size))
+    return min(ITEM_ROWS, key=lambda size: -(-most // size) * UNIT_SECONDS[size])
 
 
 @functools.cache
@@ -83,7 +78,7 @@ def cut(rows: int, tiles: int, blocks: int, processors: int, most_slices: int = 
         units = -(-tiles // SHAPES[way.rows].tiles) * way.slices * -(-rows // way.rows)
         waves = -(-units // processors)
         parts = 2 * 4 * way.slices * rows * tiles * TILE_ROWS if way.slices > 1 else 0
-        each = unit_seconds(way.rows) * SHAPES[way.rows].tiles / 16
+        each = UNIT_SECONDS[way.rows] * SHAPES[way.rows].tiles / 16
         return waves * blocks // way.slices * each + parts / PARTS_BYTES_PER_SECOND
 
     slices = [n for n in range(1, most_slices + 1) if blocks % n == 0]
