@@ -122,7 +122,7 @@ class DecodeGraphs:
         return self._graphs[key]
 
     def _capture(self, size: int, longest: int) -> CapturedGraph | None:
-        step = _decode_step(self._step, size, longest)
+        step = decode_step(self._step, size, longest)
         with torch.inference_mode():
             # Warmup: kernels cannot be compiled during capture.
             logits = self._decoder(step, self._caches)
@@ -149,7 +149,7 @@ class DecodeGraphs:
 
 def usual_steps(buffers: Step, sizes: Sequence[int]) -> list[Step]:
     """Decode steps of so many rows, of the usual lengths."""
-    return [_decode_step(buffers, size, longest) for size in sizes for longest in LENGTHS[:USUAL_LENGTHS]]
+    return [decode_step(buffers, size, longest) for size in sizes for longest in LENGTHS[:USUAL_LENGTHS]]
 
 
 def compile_kernels(decoder: Any, caches: Sequence[KvCache], buffers: Step) -> None:
@@ -162,7 +162,7 @@ def compile_kernels(decoder: Any, caches: Sequence[KvCache], buffers: Step) -> N
             prepare(buffers.tokens.shape[0], usual_steps(buffers, sizes), caches)
 
 
-def _decode_step(buffers: Step, size: int, longest: int) -> Step:
+def decode_step(buffers: Step, size: int, longest: int) -> Step:
     counts = torch.full((3,), size, dtype=torch.int32)
     starts, lengths = torch.arange(size + 1, dtype=torch.int32), torch.full((size,), longest, dtype=torch.int32)
     return replace(buffers, counts=counts, host_starts=starts, host_lengths=lengths).trimmed()
