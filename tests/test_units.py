@@ -10,6 +10,7 @@ from windlass.errors import BadInput
 from windlass.units import (
     GB,
     GIB,
+    format_bandwidth,
     format_bytes,
     format_context,
     format_count,
@@ -126,3 +127,10 @@ def test_seconds_written(seconds: float, text: str) -> None:
 def test_a_size_without_a_unit_is_answered_with_one() -> None:
     with pytest.raises(BadInput, match="'128' has no unit; write 128GB"):
         parse_bytes("128")
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(2.5e9, "2.50 GB/s"), (1e9, "1.00 GB/s"), (2e7, "20 MB/s"), (2.4e6, "2.4 MB/s"), (0.0, "0.0 MB/s")]
+)
+def test_bandwidths_written(rate: float, text: str) -> None:
+    assert format_bandwidth(rate) == text

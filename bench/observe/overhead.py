@@ -5,9 +5,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
+import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 from windlass.core.request import Delta, Timings, Usage
 from windlass.observe.node.exporter import NodeExporter
@@ -17,6 +26,8 @@ from windlass.observe.scrape import Source
 from windlass.observe.watch import Watch
 from windlass.serve.monitor.energy import RequestEnergy
 from windlass.serve.monitor.metrics import Metrics, SequenceTimer
+
+TOKENS, AT_ONCE, REQUESTS = 200, 8, 64
 
 
 def each(work: Callable[[], object], times: int) -> float:
@@ -58,6 +69,59 @@ def token_cost() -> None:
         f"  a scrape with vLLM's names {1e3 * each(lambda: metrics.text('m'), 50):.2f} ms, without {1e3 * each(metrics.text, 50):.2f} ms"
     )
     watch_cost(metrics)
+    share_of_serving(per_token + per_request / TOKENS)
+
+
+def share_of_serving(metrics_seconds: float) -> None:
+    """Against all the CPU time that a token of the smallest model takes, server and engine together: the worst case there is."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-P", "-m", "windlass", "serve", "tiny-glm", "--port", str(port), "--quiet"]
+    server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_for(f"{url}/health", server)
+        _ask(url)
+        began = _cpu_seconds(server.pid)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            tokens = sum(pool.map(lambda _: _ask(url), range(REQUESTS)))
+        used = (_cpu_seconds(server.pid) - began) / tokens
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+    print(
+        f"tiny-glm served to {AT_ONCE} at once: {1e6 * used:.0f} us of CPU a token, server and engine; "
+        f"metrics are {100 * metrics_seconds / used:.2f} % of it"
+    )
+
+
+def _ask(url: str) -> int:
+    body = {"model": "tiny-glm", "prompt": "Once upon a time", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+    body |= {"stream_options": {"include_usage": True}}
+    asked = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=300) as answer:
+        lines = [line[6:] for line in answer if line.startswith(b"data: {")]
+    return int(json.loads(lines[-1])["usage"]["completion_tokens"])
+
+
+def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.5)
+    sys.exit("the server ended")
+
+
+def _cpu_seconds(group: int) -> float:
+    """Of the process group: the server and its engine."""
+    total = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12]) if int(fields[2]) == group else 0
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def watch_cost(metrics: Metrics) -> None:

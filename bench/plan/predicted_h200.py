@@ -13,7 +13,8 @@ from windlass.core.model import ModelSpec
 from windlass.core.plan import Speed
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
-from windlass.plan.inference.search import PlanRequest, search
+from windlass.plan.inference.search.best import search
+from windlass.plan.inference.search.request import PlanRequest
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "measured_h200.toml"
 

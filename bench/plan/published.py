@@ -18,14 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from windlass.core.hardware.parse import parse_hardware
+from windlass.core.model import ModelSpec
 from windlass.core.plan import Plan, Speed
+from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.errors import Error, UnknownName
+from windlass.families import describe
+from windlass.families import rules as rules_of
 from windlass.open.resolve import describe_model
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
-DATA = Path(__file__).parent / "published" / "inference.toml"
+DATA = tuple(Path(__file__).parent / "published" / name for name in ("inference.toml", "further.toml"))
+
+LLAMA = {
+    "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 
 # Bits per weight of files that no scheme of core/scheme.py is called after (llama.cpp's quantize --help; ik_llama.cpp's for iq5_k).
 GGUF_BITS = {
@@ -52,7 +61,7 @@ class Outcome:
 
 
 def rows() -> list[dict[str, Any]]:
-    return tomllib.loads(DATA.read_text())["row"]
+    return [row for file in DATA for row in tomllib.loads(file.read_text())["row"]]
 
 
 def as_stored(name: str, kv: str) -> Scheme:
@@ -65,14 +74,24 @@ def as_stored(name: str, kv: str) -> Scheme:
         return Scheme(name=name, bits=whole, group=128, scale_bytes=round((bits - whole) * 16), kv=kv, quantize_head=True)
 
 
+def shape(name: str) -> tuple[ModelSpec, tuple[Rule, ...]]:
+    """A known model, or one of further.toml: a Llama of its own size."""
+    own = tomllib.loads(DATA[1].read_text())["models"].get(name)
+    if own is None:
+        found = describe_model(name)
+        return found.spec, found.rules
+    spec = describe({**LLAMA, **own}, name)
+    return spec, rules_of(spec)
+
+
 def plan_row(row: dict[str, Any]) -> Plan:
-    found = describe_model(row["model"])
+    spec, rules = shape(row["model"])
     named = row["quant"] in ("auto", "bf16", "fp8", "int8", "int4")
     kv = row.get("kv", "bf16")
     return make_plan(
         PlanRequest(
-            spec=found.spec,
-            rules=found.rules,
+            spec=spec,
+            rules=rules,
             hardware=parse_hardware(row["on"]),
             context_tokens=row["context"],
             concurrency=row.get("concurrency"),

@@ -36,14 +36,14 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
     ("DeepSeek-R1 with one RTX 4090 in such a server?", "DeepSeek-R1 --on 1xRTX-4090,ram=768GB,channels=12 --quant q4_k_m"),
     ("Qwen3-30B-A3B on a laptop's 8 cores, 32 GB?", "Qwen3-30B-A3B --on cpu:8,channels=2,ram=32GB --quant q4_k_m"),
     ("Llama 8B on a desktop without a GPU?", "Llama-3.1-8B --on cpu:16,channels=2,ram=64GB --quant q8_0"),
-    ("How many H100 for GLM-4.6 in fp8?", "GLM-4.6 --on 8xH100 --quant fp8"),
+    ("GLM-4.6 in fp8 on eight H100?", "GLM-4.6 --on 8xH100 --quant fp8"),
     ("GLM-4.6 on eight A100?", "GLM-4.6 --on 8xA100"),
     ("GLM-4.6 on four H200, 32 users?", "GLM-4.6 --on 4xH200 --concurrency 32 --context 16k"),
     ("DeepSeek-R1 on eight H200 for 64 users?", "DeepSeek-R1 --on 8xH200 --concurrency 64 --context 8k"),
     ("DeepSeek-R1 on eight H100?", "DeepSeek-R1 --on 8xH100"),
     ("DeepSeek-R1 on 16 H100?", "DeepSeek-R1 --on 2x(8xH100)@400Gb"),
     ("Kimi-K2 on eight B200?", "Kimi-K2 --on 8xB200"),
-    ("Kimi-K2 on eight MI355X?", "Kimi-K2 --on 8xMI355X"),
+    ("GLM-4.5-Air on four H100 for 5 requests a second, first token within a second?", "GLM-4.5-Air --on 4xH100 --rate 5/s --ttft 1s --tpot 50ms"),
     ("GLM-5.2 on eight B300?", "GLM-5.2 --on 8xB300"),
     ("Llama-3.1-405B on eight H100?", "Llama-3.1-405B --on 8xH100"),
     ("Llama-3.1-405B on four MI300X?", "Llama-3.1-405B --on 4xMI300X"),
@@ -52,8 +52,11 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
     ("Qwen3-235B on eight A100?", "Qwen3-235B-A22B --on 8xA100"),
     ("Qwen3-235B on four RTX PRO 6000?", "Qwen3-235B-A22B --on 4xRTX-PRO-6000"),
     ("Mistral Large on two A100?", "Mistral-Large-123B --on 2xA100 --quant awq"),
-    ("Llama 70B on four L40S?", "Llama-3.3-70B-Instruct --on 4xL40S"),
-    ("Llama 8B on a T4?", "Llama-3.1-8B --on 1xT4"),
+    (
+        "DeepSeek-V3 at 20 requests a second, prompts of 4k on machines of their own?",
+        "DeepSeek-V3 --on 4x(8xH100)@400Gb --prefill-on 2x(8xH100)@400Gb --rate 20/s --ttft 3s --tpot 60ms --prompt-tokens 4k --new-tokens 512",
+    ),
+    ("How many H100 for GLM-4.6 in fp8? I have one.", "GLM-4.6 --on 1xH100,ram=512GB --quant fp8"),
     ("Llama 70B on eight V100?", "Llama-3.3-70B-Instruct --on 8xV100-32GB"),
     ("Llama 70B on Gaudi 3?", "Llama-3.3-70B-Instruct --on 8xGaudi3"),
     ("Can I plan Qwen3-Next?", "Qwen3-Next-80B-A3B --on 1xH200"),
@@ -101,7 +104,19 @@ def _served(plan: dict[str, Any]) -> tuple[str, str, str]:
     beside = f", {host / 2**30:,.0f} GiB in host memory" if host else ""
     bound = f"bound by {speed['bound_by']}; " if speed else ""
     chosen = next(reason["why"] for reason in plan["reasons"] if reason["choice"] == "engine")
-    return f"yes: {pace} ({how})", plan["engine"], f"{chosen}; {bound}{used:.0%} of a device's memory{beside}"
+    without = f"; without offloading: {plan['would_fit'][0]}" if plan["would_fit"] else ""
+    asked = plan["disaggregated"] or plan["load"]
+    told = f"{'no' if asked and not asked['within'] else 'yes'}: {pace} ({how}){_load(plan)}"
+    return told, plan["engine"], f"{chosen}; {bound}{used:.0%} of a device's memory{beside}{without}"
+
+
+def _load(plan: dict[str, Any]) -> str:
+    """Of a stream of requests, on these machines and with prompts on others."""
+    load, apart = plan["load"], plan["disaggregated"]
+    if apart:
+        pools = f"{apart['prefill']['units']} x prefill and {apart['decode']['units']} x decode"
+        return f"; {pools} for {apart['requests_per_second']:g}/s, first token {apart['time_to_first_token_seconds']:.1f} s"
+    return f"; at most {load['most_requests_per_second']:.3g} requests/s" if load else ""
 
 
 def _pace(plan: dict[str, Any]) -> str:

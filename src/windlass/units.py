@@ -102,6 +102,13 @@ def format_rate(per_second: float) -> str:
     return f"{per_second:.3g}"
 
 
+def format_bandwidth(bytes_per_second: float) -> str:
+    """`2.50 GB/s`, `20 MB/s`, `2.4 MB/s`"""
+    if bytes_per_second >= 1e9:
+        return f"{bytes_per_second / 1e9:.2f} GB/s"
+    return f"{bytes_per_second / 1e6:.0f} MB/s" if bytes_per_second >= 1e7 else f"{bytes_per_second / 1e6:.1f} MB/s"
+
+
 def format_context(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens:,}"
 

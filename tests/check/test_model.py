@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.bundled.models import find_bundled
-from windlass.check.model.estimate import Line, evaluation_times, example_seconds, line_through, training_seconds
+from windlass.check.model.estimate import (
+    Line,
+    ShortRun,
+    evaluation_times,
+    example_seconds,
+    line_of_runs,
+    line_through,
+    training_seconds,
+)
 from windlass.check.model.files import FileFacts, judge_files
 from windlass.check.model.generation import GenerationFacts, judge_generation
 from windlass.check.model.recipe import DataFacts, DrillFacts, judge_data, judge_drill
@@ -129,6 +137,18 @@ def test_a_line_through_two_runs(fixed: float, each: float, small: int, more: in
     line, large = Line(fixed=fixed, each=each), small + more
     found = line_through((small, line.at(small)), (large, line.at(large)))
     assert found.at(1000) == pytest.approx(line.at(1000), rel=1e-6, abs=1e-3)
+
+
+@given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 10), st.floats(0, 2))
+def test_the_time_of_a_start_says_nothing_of_an_example(first: float, second: float, wait: float, each: float) -> None:
+    runs = [
+        ShortRun(examples=number, seconds=start + wait + each * number, asking_seconds=wait + each * number)
+        for number, start in ((4, first), (16, second))
+    ]
+    line = line_of_runs(*runs)
+    assert line.each == pytest.approx(each, abs=1e-6) and line.at(50) == pytest.approx(
+        (first + second) / 2 + wait + each * 50, abs=1e-3
+    )
 
 
 def test_estimates() -> None:

@@ -207,7 +207,7 @@ class SmallRoot:
         built = build_rank(job, notes)
         weakref.finalize(built.decoder, steps.close)
         weakref.finalize(built.decoder, built.decoder.shard.groups.close)
-        broadcast_steps(built.decoder, steps)
+        broadcast_steps(built.decoder, steps, timed=True)
         engine = make_engine(job.launch, built.decoder, built.device)
         notes.put(LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
         assert job.meeting is not None

@@ -17,7 +17,7 @@ from windlass.core.plan import Plan
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 HERE, TESTS = Path(__file__).parent, next(folder for folder in Path(__file__).parents if folder.name == "tests")
 for folder in (str(TESTS), str(HERE)):

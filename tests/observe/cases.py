@@ -70,7 +70,9 @@ def _outcomes(stop: str, other: str, kind: str) -> dict[str, str]:
 
 def _rank(rank: int, spent: str) -> dict[str, str]:
     return {
-        _name("windlass_rank_collective_seconds_total", S, f'rank="{rank}", worker="w{rank}", collective="tp all_reduce"'): spent
+        _name(
+            "windlass_rank_collective_seconds_total", S, f'rank="{rank}", worker="w{rank}", collective="tp all_reduce", group="0"'
+        ): spent
     }
 
 
@@ -255,6 +257,8 @@ CASES: list[Case] = [
     *_pair("WindlassNodeDown", 5, {f"up{N}": "1 0x9"}, {f"up{N}": "1 0 1x9"}),
     *_pair("WindlassDiskFull", 9, _disk("500 20x20"), _disk("500x20")),
     *_pair("WindlassDiskFilling", 80, _disk("190-1x120"), _disk("190x120")),
+    # A burst of half an hour, then nothing: the line over six hours still falls, the last half hour's does not.
+    Case("WindlassDiskFilling", _disk("190-3x20 130x120"), 100, fires=False),
     *_pair(
         "WindlassMemoryFull",
         9,

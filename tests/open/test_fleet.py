@@ -13,7 +13,7 @@ from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node, planned_epoch
 from windlass.open.fleet import Replanner, crowded_note
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 pytestmark = pytest.mark.cpu
 

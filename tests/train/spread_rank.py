@@ -48,6 +48,7 @@ def one_layout(parallel: dict[str, int], expected: dict[str, Any], name: str, ch
             key: list(value.tensor.shape if hasattr(value, "tensor") else value.shape) for key, value in state["model"].items()
         },
         "local": {key: list(_local(parameter).shape) for key, parameter in trainer.masters.of.items()},
+        "waited": dict(trainer.ranks.clock.waited),
         "validation_error": abs(trainer.validate() - expected["validation"]),
         "after": abs(trainer.step().loss - expected["after"]),
     }

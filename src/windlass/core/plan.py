@@ -95,6 +95,35 @@ class LoadPlan(Frozen):
     """The highest rate that keeps them."""
 
 
+class PoolPlan(Frozen):
+    """Servers that do one half of the work: read prompts, or decode."""
+
+    units: int
+    """How many times the hardware that was named; 0: no number of them keeps the limits."""
+    engine: str
+    scheme: str
+    layout: Layout
+    most_requests_per_second: float
+    """Of one unit, within the limits."""
+
+
+class DisaggregatedPlan(Frozen):
+    """Prompts and decoding on machines of their own (plan/inference/disaggregate.py)."""
+
+    prefill: PoolPlan
+    decode: PoolPlan
+    requests_per_second: float
+    kv_bytes: int
+    """Of a prompt, that go from one pool to the other."""
+    transfer_seconds: float
+    link_bytes_per_second: float
+    time_to_first_token_seconds: float
+    """Wait, prompt, transfer and the first step."""
+    time_per_token_seconds: float
+    in_flight: float
+    within: bool
+
+
 class Cost(Frozen):
     usd_per_hour: float
     usd_per_million_output_tokens: float
@@ -206,6 +235,7 @@ class Plan(Frozen):
     step: tuple[StepPart, ...] = ()
     """With --explain."""
     load: LoadPlan | None = None
+    disaggregated: DisaggregatedPlan | None = None
     """With --rate."""
     caution: str = ""
     """Why the plan is not to be relied on: a path of the engine that was never run. Empty: none."""

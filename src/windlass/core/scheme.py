@@ -67,6 +67,16 @@ class Scheme(Frozen):
     """The embedding as well: GGUF files."""
 
     @property
+    def bits_per_weight(self) -> float:
+        """With its scales."""
+        return self.bits + (8 * self.scale_bytes / self.group if self.group else 0.0)
+
+    @property
+    def is_grid(self) -> bool:
+        """Codes of several weights are looked up in a grid: IQ1 to IQ3 of GGUF."""
+        return self.name.removeprefix("ud_").startswith(("iq1", "iq2", "iq3"))
+
+    @property
     def kv_element_bytes(self) -> float:
         return KV_BYTES[self.kv]
 

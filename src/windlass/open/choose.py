@@ -42,7 +42,7 @@ def choose_files(known: KnownModel, hardware: Hardware) -> ChosenFiles:
 def free_bytes(known: KnownModel, scheme_name: str, gguf: bool, hardware: Hardware) -> int | None:
     """Memory left on the fullest device; None: it does not fit without offloading."""
     from windlass.plan.inference.remedy import fits_devices
-    from windlass.plan.inference.search import PlanRequest
+    from windlass.plan.inference.search.request import PlanRequest
 
     spec = spec_of(known)
     stored = scheme(scheme_name, GGUF_GROUP if gguf else None, zero_points=gguf)

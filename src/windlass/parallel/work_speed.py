@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import torch
 
-REPEATS = 5
+WINDOWS, WINDOW_SECONDS = 3, 0.25
+"""Long enough for what slows a machine under load: lowered clocks, a quota of the cgroup (whose period is 0.1 s)."""
 
 
 def measure_work(size: int, device: str) -> dict[str, float]:
-    """TFLOP/s of a matmul and GB/s of a copy; the best of some."""
+    """TFLOP/s of a matmul and GB/s of a copy; each over a quarter of a second, the best of three."""
     on = torch.device(device)
     kind = torch.bfloat16 if on.type == "cuda" else torch.float32
     one, other = torch.randn(size, size, device=on, dtype=kind), torch.randn(size, size, device=on, dtype=kind)
@@ -25,14 +26,18 @@ def measure_work(size: int, device: str) -> dict[str, float]:
 
 
 def _best(call: Callable[[], object], on: torch.device) -> float:
-    seconds: list[float] = []
-    for _ in range(REPEATS):
-        _settle(on)
-        began = time.perf_counter()
+    """Seconds of one call, by the best window."""
+    return min(_window(call, on) for _ in range(WINDOWS))
+
+
+def _window(call: Callable[[], object], on: torch.device) -> float:
+    _settle(on)
+    began, count = time.perf_counter(), 0
+    while not count or time.perf_counter() - began < WINDOW_SECONDS:
         call()
         _settle(on)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+        count += 1
+    return (time.perf_counter() - began) / count
 
 
 def _settle(on: torch.device) -> None:

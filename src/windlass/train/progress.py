@@ -22,6 +22,17 @@ class TrainingProgress(msgspec.Struct):
     """Recent losses that the guard compares with, so that a resumed run judges the same."""
 
 
+class RankTimes(msgspec.Struct, frozen=True):
+    """Totals of one rank since its process began."""
+
+    rank: int
+    host: str
+    steps: int
+    step_seconds: float
+    collective_seconds: dict[str, float]
+    """By part of the step: its own wait for the others, and the wire."""
+
+
 class StepReport(msgspec.Struct, frozen=True):
     step: int
     """Completed steps, this one included."""
@@ -40,3 +51,5 @@ class StepReport(msgspec.Struct, frozen=True):
     first_sample: int
     applied: bool
     """False: the gradient norm was NaN or infinite, and the weights were not updated."""
+    ranks: tuple[RankTimes, ...] = ()
+    """Of all ranks, after every tenth step, where they are measured."""

@@ -17,6 +17,7 @@ from windlass.train.data.batches import Batches, PackedBatch
 from windlass.train.model.model import MicroBatch, TrainingModel
 from windlass.train.model.packing import IGNORED, mtp_targets, packed_step, step_to
 from windlass.train.params.layout import ParameterLayout, TensorSlice
+from windlass.train.progress import RankTimes
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ class SingleRank:
     def gather_loads(self, loads: list[Tensor]) -> list[Tensor]:
         """Expert loads of all layers, over pipeline stages."""
         return loads
+
+    def end_step(self, seconds: float) -> tuple[RankTimes, ...]:
+        """The time of all ranks, now and then; see train.parallel.rank_clock."""
+        return ()
 
     def saved_slice(self, part: TensorSlice) -> TensorSlice:
         """The part of it that this rank saves, if several ranks hold the same rows."""

@@ -72,6 +72,16 @@ class SshHosts:
         ]
         return [line for line in lines if line and "sshd" not in line]
 
+    def server_pid(self, name: str) -> int:
+        """Of its sshd, which lives in the host's own namespaces."""
+        return self._servers[self.hosts.names.index(name)].pid
+
+    def put(self, name: str, cgroup: Path) -> None:
+        """All that runs there, and what will, under another cgroup."""
+        for pid in run("ip", "netns", "pids", self.hosts.namespace(name)).stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                (cgroup / "cgroup.procs").write_text(pid)
+
     def lose(self, name: str) -> None:
         """The whole host dies."""
         for pid in run("ip", "netns", "pids", self.hosts.namespace(name), check=False).stdout.split():

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 for folder in (HERE, HERE.parents[1], HERE.parents[1] / "train"):
     sys.path.insert(0, str(folder))
 
+import apptainer_stand_in  # noqa: E402
 import slurm_cluster  # noqa: E402
 
 pytestmark = [
@@ -148,9 +149,35 @@ def test_a_lost_node_shrinks_the_run(slurm: slurm_cluster.Slurm, place: Path, re
     assert len(losses(place / "out")) == 120, windlass("launch", "logs", "shrink")
 
 
+def test_a_run_inside_a_container(
+    slurm: slurm_cluster.Slurm,
+    place: Path,
+    recipe: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a stand-in for apptainer, which shows nothing but the image and what the script binds: the job's folder, where we are, --mount."""
+    programs = tmp_path_factory.mktemp("programs")
+    image = apptainer_stand_in.make_image(programs)
+    (programs / "apptainer").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{apptainer_stand_in.__file__}" "$@"\n')
+    (programs / "apptainer").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    launch = ["launch", "slurm", "--nodes", "2", "--time", "30m", "--env", "OMP_NUM_THREADS=1", "--wait", "--name"]
+    inside = ["--container", image, "--container-runtime", "apptainer", "--python", sys.executable]
+    seen = ["--mount", recipe.parents[1]]
+    small = ("--set", "schedule.warmup_steps=2", "--set", "validation.samples=4")
+    windlass(*launch, "inside", *inside, *seen, "--", *words(recipe, place / "inside", 6), *small)
+    windlass(*launch, "outside", "--", *words(recipe, place / "outside", 6), *small)
+    assert len(losses(place / "inside")) == 6 and losses(place / "inside") == losses(place / "outside")
+    windlass(*launch, "unseen", *inside, "--", *words(recipe, place / "unseen", 6), *small, codes=(2, 4))
+    assert losses(place / "unseen") == {}, "without --mount the recipe is not seen"
+
+
 def test_a_job_that_never_starts_says_why(slurm: slurm_cluster.Slurm, place: Path) -> None:
+    slurm.until(lambda: set(slurm.output("sinfo", "-h", "-o", "%t").split()) == {"idle"}, "the lost node is back")
     windlass("launch", "slurm", "--partition", "short", "--time", "50m", "--name", "never", "--", "bench", "tiny-glm")
-    assert status("never")["state"] == "waiting" and "smaller --time" in status("never")["reason"]
+    slurm.until(lambda: "smaller --time" in status("never")["reason"], "the scheduler has looked at it")
+    assert status("never")["state"] == "waiting"
     windlass("launch", "cancel", "never")
     refused = subprocess.run(
         [sys.executable, "-P", "-m", "windlass", "launch", "slurm", "--nodes", "99", "--", "serve", "tiny-glm"],

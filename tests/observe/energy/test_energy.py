@@ -7,13 +7,16 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from windlass.cli.observe.energy import EnergyOptions, rows, show_energy
 from windlass.core.hardware.energy import grid
+from windlass.core.hardware.hourly import HourlyGrid
 from windlass.errors import BadInput
 from windlass.formats.disk.atomic import write_atomically
 from windlass.observe.energy.reading import report_of
-from windlass.observe.energy.report import counter_growth, train_report, with_carbon
+from windlass.observe.energy.report import counter_growth, hours_of, train_report, with_carbon, with_hourly_carbon
 from windlass.observe.history.file import HistoryFile
 
 pytestmark = pytest.mark.pure
@@ -82,3 +85,37 @@ def test_from_a_servers_history(tmp_path: Path) -> None:
         and report.tokens == 2700
         and report.joules_per_token == pytest.approx(4.0)
     )
+
+
+def test_carbon_by_the_hour() -> None:
+    """Two hours, one with twice the energy and a tenth of the intensity: the mean is weighted by energy."""
+    hour = 480_000
+    samples = [_step(1, 1000.0, hour * 3600.0 + 10), _step(2, 3000.0, (hour + 1) * 3600.0 + 10)]
+    report = train_report("r", samples, None)
+    assert report.by_hour == {hour: 1000.0, hour + 1: 2000.0}
+    found = with_hourly_carbon(report, HourlyGrid(name="g.csv", by_time={hour: 500.0, hour + 1: 50.0}), 1.0)
+    assert found.grams_per_kwh == 200.0 and found.co2_grams == pytest.approx(3000 / 3.6e6 * 200)
+    assert "by the hour (2 hours)" in dict(rows(found))["CO2e"]
+    with pytest.raises(BadInput, match="1 of the run's 2 hours"):
+        with_hourly_carbon(report, HourlyGrid(name="g.csv", by_time={hour: 500.0}), 1.0)
+    with pytest.raises(BadInput, match="no times"):
+        with_hourly_carbon(train_report("r", [_step(1, 5.0, 0.0)], None), HourlyGrid(name="g", by_time={hour: 1.0}), 1.0)
+    estimated = train_report("r", [_step(step, None, one["time"]) for step, one in enumerate(samples, 1)], 100.0)  # type: ignore[arg-type]
+    assert estimated.by_hour == {hour: 800.0, hour + 1: 800.0}
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 1e9)), min_size=1, max_size=30))
+def test_hours_add_up_to_the_counter(read: list[tuple[int, float]]) -> None:
+    read = sorted(read)
+    assert sum(hours_of(read).values()) == pytest.approx(counter_growth([joules for _, joules in read]), rel=1e-9, abs=1e-6)
+
+
+def test_a_file_by_the_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps(_step(1, 3.6e6, 1000 * 3600.0 + 5)) + "\n")
+    (tmp_path / "day.csv").write_text("hour,grams\n" + "".join(f"{hour},{hour * 10}\n" for hour in range(24)))
+    assert show_energy(tmp_path, EnergyOptions(intensity=tmp_path / "day.csv", as_json=True)) == 0
+    assert json.loads(capsys.readouterr().out)["co2_grams"] == pytest.approx(10.0 * (1000 % 24))
+    with pytest.raises(BadInput, match="contradict"):
+        show_energy(tmp_path, EnergyOptions(intensity=tmp_path / "day.csv", grams=5.0))
+    with pytest.raises(BadInput, match="cannot read"):
+        show_energy(tmp_path, EnergyOptions(intensity=tmp_path / "none.csv"))

@@ -27,9 +27,10 @@ pytestmark = [pytest.mark.multi, pytest.mark.skipif(not has_stack(), reason=MISS
 
 NEVER_HERE = re.compile(
     r"windlass:planned_|windlass_eval_|windlass_route_|windlass:route_|windlass_key_|windlass_grid_|windlass_model_energy|windlass_energy_joules"
+    r"|windlass_model_(?:loaded|requests_waiting|loads|swaps)"
     r"|DCGM_\w+_(?:RATIO|CELSIUS|WATTS|ERROR|REPLAY_TOTAL|REMAP_FAILED|THROUGHPUT_TOTAL)\b"
 )
-"""No evaluation, router or keys in the rig, and no counter of energy where the tests run."""
+"""No evaluation, router or keys in the rig, one model alone, and no counter of energy where the tests run."""
 
 
 def test_files_pass_the_checks_of_their_programs(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from windlass.core.plan import CloudOffer
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.cloud.inference import cloud_offers
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 pytestmark = pytest.mark.pure
 

@@ -20,7 +20,8 @@ from windlass.errors import BadInput, Impossible
 from windlass.families import rules
 from windlass.families.registry import find, known_models, spec_of
 from windlass.plan.inference.assemble import checkpoint_bytes, make_plan
-from windlass.plan.inference.search import PlanRequest, search
+from windlass.plan.inference.search.best import search
+from windlass.plan.inference.search.request import PlanRequest
 from windlass.plan.shards import shards_of
 from windlass.units import GIB
 
@@ -301,7 +302,7 @@ def test_throughput_fits_where_latency_does(hardware: str, model: str) -> None:
 def test_the_ranks_that_stand_for_all_are_the_fullest(model: str) -> None:
     from windlass.plan.engines.load import engine
     from windlass.plan.inference.candidates import evaluate
-    from windlass.plan.inference.search import request_workload
+    from windlass.plan.inference.search.request import request_workload
     from windlass.plan.inference.sites import whole_site
     from windlass.plan.shards import ModelShards
 

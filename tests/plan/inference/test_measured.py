@@ -15,7 +15,7 @@ from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.measured import with_limits
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 pytestmark = pytest.mark.pure
 

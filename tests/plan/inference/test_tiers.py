@@ -20,7 +20,7 @@ from windlass.core.tiers.values import Demand
 from windlass.families import rules
 from windlass.families.registry import KnownModel, find, spec_of
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 from windlass.units import GB, GIB
 
 pytestmark = pytest.mark.pure

@@ -32,11 +32,9 @@ def test_no_ceiling_below_a_published_speed(found: list[Any]) -> None:
 
 
 BARS = {
-    "decode one": 0.12, "decode batch": 0.20, "serving": 0.20, "burst": 0.35, "decode GPU+RAM": 0.25, "decode Apple": 0.20,
-    "prompt GPU": 0.25, "prompt GPU+RAM": 0.25, "prompt Apple": 0.25,
+    "decode one": 0.12, "decode batch": 0.20, "serving": 0.20, "burst": 0.20, "decode GPU+RAM": 0.25, "decode CPU": 0.20, "decode Apple": 0.20,
+    "prompt GPU": 0.25, "prompt GPU+RAM": 0.25, "prompt CPU": 0.25, "prompt Apple": 0.25,
 }  # fmt: skip
-"""Bursts have a wider one: kernels for formats that the device has no units for lose more at middle batches than is modelled.
-CPU is not among them: its left-out part is one row of another program over slow Ethernet (docs/reference/predictions.md)."""
 
 
 def test_left_out_sources_are_within_their_bars(found: list[Any]) -> None:
@@ -44,13 +42,30 @@ def test_left_out_sources_are_within_their_bars(found: list[Any]) -> None:
     missed = {
         kind: error
         for kind, bar in BARS.items()
-        for part in ("fitted", "left out")
-        if (one := table.get((kind, part))) is not None and (error := one["median_absolute_error"]) > bar
+        if (one := table.get((kind, "left out"))) is not None and (error := one["median_absolute_error"]) > bar
     }
     assert missed == {}
 
 
-def test_intervals_hold_most_rows(found: list[Any]) -> None:
+def test_intervals_hold_eight_rows_of_ten(found: list[Any]) -> None:
+    """Of kinds with few rows all may lie inside: four of five would be too few for a further one."""
     rows = [one for one in found if one.published and not one.variant]
-    assert sum(one.inside for one in rows) / len(rows) > 0.75
+    shares = {part: [one.inside for one in rows if one.fitted is part] for part in (True, False)}
+    assert all(0.75 <= sum(inside) / len(inside) <= 0.95 for inside in shares.values())
     assert all(one.low < one.predicted <= one.high for one in rows)
+
+
+OWN = 0.15
+NOISY = {1022, 1023, 1046}
+"""1022, 1023: 4.6 and 8.6 ms from token to token, where reading the experts that evenly routed tokens choose takes 5.8 and 11: the router of the
+served weights prefers some. 1046: 109 tokens/s, and 137 on a slower machine."""
+
+
+def test_what_was_measured_of_our_engine_is_within_its_bar(found: list[Any]) -> None:
+    own = [
+        one
+        for one in found
+        if "here" in one.source and one.note.startswith("windlass") and one.number not in NOISY and not one.variant
+    ]
+    assert len(own) > 20
+    assert {one.number: one.error for one in own if abs(one.error) > OWN} == {}

@@ -17,7 +17,7 @@ from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.engines.profile import Rates
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import LoadRequest, PlanRequest
+from windlass.plan.inference.search.request import LoadRequest, PlanRequest
 from windlass.plan.speed.network import distinct
 from windlass.plan.speed.work import Work
 
@@ -128,3 +128,44 @@ def test_no_engine_beats_the_floor(dense: float, experts: float, flops: float, r
 @given(st.floats(1, 100), st.floats(0.01, 64))
 def test_places_that_draws_fall_into(places: float, picks: float) -> None:
     assert 0 < distinct(places, picks) <= min(places, max(picks, 1.0)) * (1 + 1e-9) + 1e-9
+
+
+# --- CPUs ------------------------------------------------------------------------------------------------------------
+
+
+def _decode(on: str, engine: str = "llama.cpp", quant: str = "q4_k_m", model: str = "Llama-3.1-8B") -> float:
+    found = plan(model, on, engine=engine, quant=quant, context_tokens=2048).speed
+    assert found is not None
+    return found.decode_tokens_per_second
+
+
+def test_few_cores_unpack_slower_than_fast_memory_reads() -> None:
+    memory = "ram=64GB,bw=300GB,isa=avx2"
+    assert _decode(f"cpu:4,{memory}") < 0.5 * _decode(f"cpu:32,{memory}")
+    slow = "ram=64GB,bw=30GB,isa=avx2"
+    assert _decode(f"cpu:16,{slow}") == pytest.approx(_decode(f"cpu:32,{slow}"), rel=0.1)
+
+
+def test_types_with_grids_are_bound_by_their_lookups() -> None:
+    """IQ2_XS has half the bytes of Q4_K_M, and few cores are slower with it."""
+    few = "cpu:4,ram=64GB,bw=300GB,isa=avx2"
+    assert _decode(few, quant="iq2_xs") < _decode(few)
+    many = "cpu:64,ram=64GB,bw=60GB,isa=avx2"
+    assert _decode(many, quant="iq2_xs") > _decode(many)
+
+
+def test_more_machines_over_ethernet_stop_helping() -> None:
+    def pis(number: int, latency: str) -> float:
+        found = plan(
+            "Llama-3.1-8B",
+            f"{number}x(cpu:4,ram=16GB,bw=9GB)@1Gb,latency={latency}",
+            engine="windlass",
+            quant="q4_0",
+            pins={"tp": number},
+        ).speed
+        assert found is not None
+        return found.decode_tokens_per_second
+
+    assert pis(4, "50us") > pis(2, "50us")
+    assert pis(8, "50us") < 1.5 * pis(4, "50us")
+    assert pis(8, "5us") > 1.5 * pis(4, "5us")

@@ -255,3 +255,24 @@ def test_printed_lines_are_json(capsysbinary: pytest.CaptureFixture[bytes]) -> N
     watch.step(1, Report(), tokens=5)
     watch.close()
     assert json.loads(capsysbinary.readouterr().out)["tokens"] == 5
+
+
+def test_prometheus_shows_the_times_of_ranks() -> None:
+    """Counters that grow by what came since; under the names of a split model, so that the same rule names the straggler."""
+    pytest.importorskip("prometheus_client")
+    import urllib.request
+
+    from windlass.train.logging.prometheus import Prometheus
+    from windlass.train.progress import RankTimes
+
+    sink = Prometheus(0)
+    try:
+        for steps in (10, 20):
+            sink.event(
+                "ranks", {"ranks": tuple(RankTimes(rank, "h", steps, 1.0 * steps, {"sums": 0.1 * steps}) for rank in (0, 1))}
+            )
+        text = urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=60).read().decode()
+    finally:
+        sink.close()
+    assert 'windlass_rank_step_seconds_total{rank="1",worker="h"} 20.0' in text
+    assert 'windlass_rank_collective_seconds_total{collective="sums",group="",rank="0",worker="h"} 2.0' in text

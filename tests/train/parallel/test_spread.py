@@ -77,6 +77,14 @@ def test_split_is_alone(found: dict[str, list[dict[str, Any]]], layout: str) -> 
         assert all(error < 1e-6 for error in rank["parts"].values())
 
 
+@pytest.mark.parametrize("layout", [*OF_TWO, *OF_FOUR])
+def test_time_in_collectives_is_counted(found: dict[str, list[dict[str, Any]]], layout: str) -> None:
+    """Of sums of numbers in every layout, of the passes where they communicate, of gradients where FSDP does not sum them."""
+    for rank in found[layout]:
+        assert rank["waited"]["sums"] > 0 and rank["waited"]["model"] > 0
+        assert (rank["waited"]["gradients"] > 0) == (layout in ("tp2", "ep2", "fsdp2 x tp2"))
+
+
 LAYER = "decoder.layers.1."
 SHAPES: dict[str, dict[str, list[list[int]]]] = {
     # parameter -> its shape on each rank

@@ -8,10 +8,12 @@ from windlass.check.needs import Needs
 from windlass.check.report import Check, failed, passed, warned
 from windlass.core.model import Frozen
 from windlass.machine.health.disk_check import DiskFacts
-from windlass.units import GIB, MB, format_bytes
+from windlass.units import GIB, MB, MIB, format_bandwidth, format_bytes
 
 SPARE_BYTES = 5 * GIB
 """Logs, caches and results of any run."""
+FULL_BYTES = 16 * MIB
+"""Nothing that is worth a run can be written any more."""
 SLOW_WRITE = 50 * MB
 SLOW_FSYNC_SECONDS = 0.5
 FEW_INODES = 1000
@@ -43,8 +45,10 @@ def _room(facts: DiskFacts, needs: Needs, host: str) -> Check:
             "choose another folder, or its rights",
             host,
         )
-    if facts.free_bytes < needs.disk_bytes:
-        return failed("disk room", shown, format_bytes(needs.disk_bytes), "free some, or choose another folder", host)
+    if facts.free_bytes < max(needs.disk_bytes, FULL_BYTES):
+        return failed(
+            "disk room", shown, format_bytes(max(needs.disk_bytes, FULL_BYTES)), "free some, or choose another folder", host
+        )
     if facts.free_inodes is not None and facts.free_inodes < FEW_INODES:
         return failed(
             "disk room",
@@ -62,13 +66,13 @@ def _speed(facts: DiskFacts, needs: Needs, host: str) -> Iterator[Check]:
     if not facts.write_bytes_per_second:
         return
     shown = (
-        f"reads {_rate(facts.read_bytes_per_second)}, writes {_rate(facts.write_bytes_per_second)}, "
+        f"reads {format_bandwidth(facts.read_bytes_per_second)}, writes {format_bandwidth(facts.write_bytes_per_second)}, "
         f"{facts.random_reads_per_second:,.0f} random reads/s in {facts.folder}"
     )
     short_read = facts.read_bytes_per_second < needs.disk_read_bytes_per_second
     short_write = facts.write_bytes_per_second < needs.disk_write_bytes_per_second
     wanted = ", ".join(
-        f"{what} {_rate(rate)}"
+        f"{what} {format_bandwidth(rate)}"
         for what, rate in (("reads", needs.disk_read_bytes_per_second), ("writes", needs.disk_write_bytes_per_second))
         if rate
     )
@@ -78,7 +82,7 @@ def _speed(facts: DiskFacts, needs: Needs, host: str) -> Iterator[Check]:
         yield warned(
             "disk speed",
             f"{shown}; fsync {facts.fsync_seconds:.2f} s",
-            f"writes {_rate(SLOW_WRITE)}",
+            f"writes {format_bandwidth(SLOW_WRITE)}",
             "checkpoints will take long here",
             host,
         )
@@ -113,9 +117,7 @@ def judge_shared(seen: Sequence[SharedFacts]) -> list[Check]:
             )
     total = sum(facts.write_bytes_per_second for facts in seen)
     if not rows and seen:
-        rows.append(passed("shared storage", f"{len(every)} machines see {seen[0].folder}; together they write {_rate(total)}"))
+        rows.append(
+            passed("shared storage", f"{len(every)} machines see {seen[0].folder}; together they write {format_bandwidth(total)}")
+        )
     return rows
-
-
-def _rate(bytes_per_second: float) -> str:
-    return f"{bytes_per_second / 1e9:.2f} GB/s" if bytes_per_second >= 1e9 else f"{bytes_per_second / 1e6:.0f} MB/s"

@@ -30,7 +30,10 @@ class GpuFacts(Frozen):
 def judge_gpus(facts: GpuFacts, needs: Needs, host: str = "") -> list[Check]:
     report = facts.report
     if report.problem:
-        return [failed("gpus", report.problem, f"{needs.num_gpus} GPUs", "run nvidia-smi; reload the driver or reboot", host)]
+        lost = failed(
+            "gpus", report.problem, f"{needs.num_gpus or 'all'} GPUs", "run nvidia-smi; reload the driver or reboot", host
+        )
+        return [lost, *([_xids(facts, host)] if facts.xids else [])]  # the kernel's log often says why
     if not report.gpus and not needs.num_gpus:
         return [passed("gpus", "none, none needed", host=host)]
     rows = [_count(facts, needs, host), *_versions(facts, host), _xids(facts, host)]

@@ -30,6 +30,23 @@ def line_through(small: tuple[int, float], large: tuple[int, float]) -> Line:
     return Line(fixed=max(small[1] - each * small[0], 0.0), each=each)
 
 
+class ShortRun(Frozen):
+    """An evaluation of a few examples."""
+
+    examples: int
+    seconds: float
+    """From the command to its end."""
+    asking_seconds: float
+    """Of them, from the first question to the last answer."""
+
+
+def line_of_runs(small: ShortRun, large: ShortRun) -> Line:
+    """Asking grows with the number of examples. A start does not, and varies more than some examples take: it is taken out first."""
+    asking = line_through((small.examples, small.asking_seconds), (large.examples, large.asking_seconds))
+    starts = [max(run.seconds - run.asking_seconds, 0.0) for run in (small, large)]
+    return Line(fixed=sum(starts) / len(starts) + asking.fixed, each=asking.each)
+
+
 def example_seconds(
     prefill: float, decode: float, prompt_tokens: int = PROMPT_TOKENS, answer_tokens: int = ANSWER_TOKENS
 ) -> float:

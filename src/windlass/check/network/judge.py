@@ -8,7 +8,7 @@ from statistics import median
 from windlass.check.report import Check, failed, passed, warned
 from windlass.core.model import Frozen
 from windlass.machine.fabric.fabric import Fabric
-from windlass.units import format_bytes, format_seconds
+from windlass.units import format_bandwidth, format_bytes, format_seconds
 
 STRAGGLER = 0.75
 """A machine below this share of the best is slow (NVIDIA's resiliency extension)."""
@@ -85,22 +85,24 @@ def judge_bandwidth(found: Sequence[Measured], needed: float = 0.0) -> list[Chec
         return []
     usual = median(one.bytes_per_second for one in found)
     slow = [one for one in found if one.bytes_per_second < SLOW_LINK * usual]
-    shown = f"{usual / 1e9:.2f} GB/s ({8 * usual / 1e9:.1f} Gb/s) between two machines"
+    shown = f"{format_bandwidth(usual)} ({8 * usual / 1e9:.1f} Gb/s) between two machines"
     if slow:
-        names = ", ".join(f"{one.source} to {one.target} {one.bytes_per_second / 1e9:.2f} GB/s" for one in slow[:3])
+        names = ", ".join(f"{one.source} to {one.target} {format_bandwidth(one.bytes_per_second)}" for one in slow[:3])
         guilty = _in_all([{one.source, one.target} for one in slow])
         remedy = f"look at the cable, port and driver of {guilty or 'these machines'}"
-        return [warned("bandwidth", f"{names}; usual are {usual / 1e9:.2f}", "at least half of the usual", remedy, guilty)]
+        return [
+            warned("bandwidth", f"{names}; usual are {format_bandwidth(usual)}", "at least half of the usual", remedy, guilty)
+        ]
     if usual < needed:
         return [
             warned(
                 "bandwidth",
                 shown,
-                f"{needed / 1e9:.2f} GB/s",
+                format_bandwidth(needed),
                 "the plan counts on a faster network; plan with what there is (@ in --on)",
             )
         ]
-    return [passed("bandwidth", shown, f"{needed / 1e9:.2f} GB/s" if needed else "")]
+    return [passed("bandwidth", shown, format_bandwidth(needed) if needed else "")]
 
 
 def _in_all(pairs: Sequence[set[str]]) -> str:
@@ -116,7 +118,7 @@ def judge_all_reduce(
     if not found:
         return []
     largest = max(found)
-    shown = ", ".join(f"{format_bytes(size)} {rate / 1e9:.2f} GB/s" for size, rate in sorted(found.items()))
+    shown = ", ".join(f"{format_bytes(size)} {format_bandwidth(rate)}" for size, rate in sorted(found.items()))
     known = next((rate for (name, number), rate in BUS_GBYTES.items() if name in gpu and number == num_gpus), 0.0)
     expected = known * 1e9 if num_machines == 1 else EXPECTED_SHARE * link_bytes
     if expected and found[largest] < 0.95 * expected * (1.0 if num_machines > 1 else 0.8 if largest < 2**32 else 1.0):
@@ -124,11 +126,11 @@ def judge_all_reduce(
             warned(
                 "all-reduce",
                 shown,
-                f"{expected / 1e9:.2f} GB/s",
+                format_bandwidth(expected),
                 "NCCL_DEBUG=INFO shows the transport; look for a missing NIC, NVLink or GPU-direct",
             )
         ]
-    return [passed("all-reduce", shown, f"{expected / 1e9:.2f} GB/s" if expected else "")]
+    return [passed("all-reduce", shown, format_bandwidth(expected) if expected else "")]
 
 
 def judge_work(found: Mapping[str, Mapping[str, float]]) -> list[Check]:

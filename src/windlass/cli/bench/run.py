@@ -200,7 +200,7 @@ def _planned_bytes(setup: BenchSetup) -> int | None:
         return None
     from windlass.open.hardware import resolve_hardware
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import PlanRequest
+    from windlass.plan.inference.search.request import PlanRequest
 
     question = PlanRequest(
         spec=setup.spec,

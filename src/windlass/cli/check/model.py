@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.check.model.estimate import Line, evaluation_times, example_seconds, line_through
+from windlass.check.model.estimate import Line, ShortRun, evaluation_times, example_seconds, line_of_runs
 from windlass.check.model.files import FileFacts, judge_files
 from windlass.check.model.generation import GenerationFacts, judge_generation
 from windlass.check.needs import needs_of_plan
@@ -91,7 +91,7 @@ def _plan(options: CheckOptions) -> Plan:
     from windlass.open.hardware import resolve_hardware
     from windlass.open.resolve import describe_model
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import PlanRequest
+    from windlass.plan.inference.search.request import PlanRequest
 
     resolved = describe_model(options.target)
     request = PlanRequest(
@@ -223,12 +223,12 @@ def _estimates(facts: GenerationFacts, options: CheckOptions, price: float) -> d
 
 
 def _line_of_tasks(options: CheckOptions) -> Line:
-    small, large = ((number, _evaluate(options, number)) for number in SAMPLE)
-    return line_through(small, large)
+    small, large = (_evaluate(options, number) for number in SAMPLE)
+    return line_of_runs(small, large)
 
 
-def _evaluate(options: CheckOptions, number: int) -> float:
-    """Seconds of `windlass eval` with so many examples, from its start to its end."""
+def _evaluate(options: CheckOptions, number: int) -> ShortRun:
+    """`windlass eval` with so many examples."""
     say(options, f"evaluating {number} examples of {options.tasks}")
     with tempfile.TemporaryDirectory(prefix="windlass-check-") as folder:
         words = [
@@ -245,4 +245,6 @@ def _evaluate(options: CheckOptions, number: int) -> float:
         done = subprocess.run([sys.executable, "-P", "-m", "windlass", *words], capture_output=True, text=True, check=False)
         if done.returncode:
             raise BadInput(f"the short evaluation failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-        return time.monotonic() - began
+        took = time.monotonic() - began
+        measured = msgspec.json.decode((Path(folder) / "results" / "measured.json").read_bytes(), type=list[dict[str, Any]])
+        return ShortRun(examples=number, seconds=took, asking_seconds=sum(float(one["seconds"]) for one in measured))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from windlass.check.report import Report
 
 SKIP = "WINDLASS_SKIP_CHECK"
-STOPPING = ("gpus", "disk room", "ram", "/dev/shm")
+STOPPING = ("gpus", "ram", "/dev/shm")
 """Checks without which nothing can start; what else fails is said, and may still work (an XID of last week)."""
 
 
@@ -34,7 +34,9 @@ def quick_report(needs: Needs, folder: Path) -> Report:
 
 
 def check_before(command: str, folder: Path | None = None, num_gpus: int = 0, num_machines: int = 1, shown: bool = True) -> None:
-    """One line on standard error. Raises CheckFailed for what cannot start; WINDLASS_SKIP_CHECK=1 leaves it out."""
+    """One line on standard error. Raises CheckFailed for what cannot start; WINDLASS_SKIP_CHECK=1 leaves it out.
+
+    `folder`: where the command writes. Without one it can do without a disk."""
     if os.environ.get(SKIP):
         return
     from windlass.check.needs import Needs
@@ -42,7 +44,8 @@ def check_before(command: str, folder: Path | None = None, num_gpus: int = 0, nu
 
     report = quick_report(Needs(num_gpus=num_gpus, num_machines=num_machines), folder or Path.cwd())
     line = one_line(report)
-    if any(row.state == "fail" and row.name in STOPPING for row in report.checks):
+    stopping = STOPPING if folder is None else (*STOPPING, "disk room")
+    if any(row.state == "fail" and row.name in stopping for row in report.checks):
         raise CheckFailed(f"{line}; {SKIP}=1 starts `{command}` anyway")
     if shown or report.state != "pass":
         with suppress(OSError):  # a full disk behind standard error does not stop a server

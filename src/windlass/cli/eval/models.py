@@ -134,7 +134,7 @@ def planned_speed(name: str, options: EvalOptions, concurrency: int) -> Speed:
     from windlass.open.hardware import resolve_hardware
     from windlass.open.resolve import describe_model
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import PlanRequest
+    from windlass.plan.inference.search.request import PlanRequest
 
     hardware = resolve_hardware(None)
     watts = (

@@ -43,6 +43,9 @@ def node(
     ),
     region: str = typer.Option("", metavar="R", help="Power grid, for carbon: a country or a cloud region."),
     grams: float | None = typer.Option(None, metavar="G", help="Your grid's g CO2e per kWh, instead of the region's average."),
+    intensity: Path | None = typer.Option(
+        None, metavar="FILE", help="g CO2e per kWh by the hour: CSV lines HOUR,GRAMS (0 to 23, UTC) or TIME,GRAMS."
+    ),
     budget: float = typer.Option(0.0, metavar="WATTS", help="Alert when this machine uses more; 0: never."),
     simulate: int = typer.Option(0, metavar="N", help="Simulated GPUs instead of real ones, to try dashboards and alerts."),
 ) -> int:
@@ -50,7 +53,15 @@ def node(
     from windlass.cli.observe.node import NodeOptions, serve_node
 
     options = NodeOptions(
-        host=host, port=port, key=key, host_metrics=host_metrics, region=region, grams=grams, budget=budget, simulate=simulate
+        host=host,
+        port=port,
+        key=key,
+        host_metrics=host_metrics,
+        region=region,
+        grams=grams,
+        intensity=intensity,
+        budget=budget,
+        simulate=simulate,
     )
     return serve_node(options)
 
@@ -155,6 +166,9 @@ def energy(
     ),
     region: str = typer.Option("world", metavar="R", help="Power grid: a country or a cloud region."),
     grams: float | None = typer.Option(None, metavar="G", help="Your grid's g CO2e per kWh, instead of the region's average."),
+    intensity: Path | None = typer.Option(
+        None, metavar="FILE", help="g CO2e per kWh by the hour: CSV lines HOUR,GRAMS (0 to 23, UTC) or TIME,GRAMS."
+    ),
     watts: float | None = typer.Option(None, metavar="W", help="Measured or rated power, for a run without a counter."),
     pue: float = typer.Option(1.0, metavar="X", help="Power of the data centre over power of its machines."),
     as_json: bool = typer.Option(False, "--json", help="As JSON."),
@@ -162,4 +176,4 @@ def energy(
     """Energy, carbon and what they were used for, with method and uncertainty."""
     from windlass.cli.observe.energy import EnergyOptions, show_energy
 
-    return show_energy(run, EnergyOptions(region=region, grams=grams, watts=watts, pue=pue, as_json=as_json))
+    return show_energy(run, EnergyOptions(region=region, grams=grams, intensity=intensity, watts=watts, pue=pue, as_json=as_json))

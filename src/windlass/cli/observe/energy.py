@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from windlass.cli.observe.node import chosen_grid
+from windlass.cli.observe.node import chosen_grid, hourly_grid
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 from windlass.units import format_seconds
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class EnergyOptions(Frozen):
     region: str = "world"
     grams: float | None = None
+    intensity: Path | None = None
     watts: float | None = None
     pue: float = 1.0
     as_json: bool = False
@@ -26,13 +27,17 @@ class EnergyOptions(Frozen):
 
 def show_energy(run: Path, options: EnergyOptions) -> int:
     from windlass.observe.energy.reading import report_of
-    from windlass.observe.energy.report import with_carbon
+    from windlass.observe.energy.report import with_carbon, with_hourly_carbon
 
     if options.pue < 1:
         raise BadInput(f"--pue is {options.pue:g}; it must be at least 1")
-    grid = chosen_grid(options.region, options.grams)
-    assert grid is not None
-    report = with_carbon(report_of(run, options.watts), grid, options.pue)
+    found = report_of(run, options.watts)
+    if options.intensity is not None:
+        report = with_hourly_carbon(found, hourly_grid(options.intensity, options.grams), options.pue)
+    else:
+        grid = chosen_grid(options.region, options.grams)
+        assert grid is not None
+        report = with_carbon(found, grid, options.pue)
     if options.as_json:
         extra = {"watts": report.watts, "joules_per_token": report.joules_per_token}
         print(msgspec.json.encode({**msgspec.to_builtins(report), **extra}).decode())

@@ -14,6 +14,7 @@ from windlass.errors import BadInput
 
 if TYPE_CHECKING:
     from windlass.core.hardware.energy import Grid
+    from windlass.core.hardware.hourly import HourlyGrid
     from windlass.observe.node.exporter import NodeExporter
 
 NODE_EXPORTER = ("127.0.0.1", 9100)
@@ -26,6 +27,7 @@ class NodeOptions(Frozen):
     host_metrics: str = "auto"
     region: str = ""
     grams: float | None = None
+    intensity: Path | None = None
     budget: float = 0.0
     simulate: int = 0
 
@@ -52,6 +54,17 @@ def chosen_grid(region: str, grams: float | None) -> Grid | None:
     return grid(region) if region else None
 
 
+def hourly_grid(path: Path, grams: float | None) -> HourlyGrid:
+    from windlass.core.hardware.hourly import parse_hourly
+
+    if grams is not None:
+        raise BadInput("--intensity and --grams contradict each other: a figure for every hour, or one for all")
+    try:
+        return parse_hourly(path.expanduser().read_text(encoding="utf-8-sig"), path.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {path}: {error}") from None
+
+
 def make_exporter(options: NodeOptions) -> NodeExporter:
     from windlass.observe.node.exporter import NodeExporter
     from windlass.observe.node.nvidia import NvidiaGpus
@@ -61,7 +74,9 @@ def make_exporter(options: NodeOptions) -> NodeExporter:
         raise BadInput(f"--host-metrics is auto, yes or no, not {options.host_metrics!r}")
     gpus = [NvidiaGpus(SimulatedNvml(options.simulate))] if options.simulate else None
     with_host = options.host_metrics == "yes" or (options.host_metrics == "auto" and not _answers(NODE_EXPORTER))
-    return NodeExporter(gpus, with_host=with_host, grid=chosen_grid(options.region, options.grams), budget_watts=options.budget)
+    grid = chosen_grid(options.region, options.grams)
+    hourly = None if options.intensity is None else hourly_grid(options.intensity, options.grams)
+    return NodeExporter(gpus, with_host=with_host, grid=grid, hourly=hourly, budget_watts=options.budget)
 
 
 def _answers(address: tuple[str, int]) -> bool:

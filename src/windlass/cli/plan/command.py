@@ -21,7 +21,8 @@ windlass plan INTELLECT-3 --cloud"""
 
 SERVING = (
     "engine", "goal", "context", "concurrency", "quant", "group", "kv", "prompt_tokens", "new_tokens", "gpu_memory", "host_memory",
-    "disk_folder", "requests", "spread", "rate", "ttft", "tpot", "drafts", "acceptance", "cached_prefix", "explain",
+    "disk_folder", "requests", "spread", "rate", "ttft", "tpot", "drafts", "acceptance", "cached_prefix", "prefill_on",
+    "explain",
 )  # fmt: skip
 TRAINING = ("tokens", "sequence", "batch", "framework", "lora")
 
@@ -79,6 +80,11 @@ def plan(
     ),
     ttft: str | None = typer.Option(None, metavar="1s", help="With --rate: longest time to the first token."),
     tpot: str | None = typer.Option(None, metavar="50ms", help="With --rate: longest time between tokens."),
+    prefill_on: str | None = typer.Option(
+        None,
+        metavar="HARDWARE",
+        help="With --rate: read prompts on machines of their own, and decode on --on; how many of each are needed.",
+    ),
     drafts: int = typer.Option(0, metavar="N", help="Speculative decoding (MTP or a small draft): drafted tokens per step."),
     acceptance: float = typer.Option(0.7, metavar="0..1", help="With --drafts: chance that a draft is accepted."),
     cached_prefix: float = typer.Option(0.0, metavar="0..1", help="Part of each prompt that is in the prefix cache."),
@@ -174,6 +180,7 @@ def plan(
         drafts=drafts,
         acceptance=acceptance,
         cached_prefix=cached_prefix,
+        prefill_on=prefill_on,
         explain=explain,
     )
     return plan_inference.run(target, inference, output)

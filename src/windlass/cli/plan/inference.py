@@ -21,7 +21,7 @@ from windlass.open.resolve import ModelDescription, describe_model
 from windlass.plan.cloud.inference import cloud_offers
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.measured import with_limits
-from windlass.plan.inference.search import LoadRequest, PlanRequest
+from windlass.plan.inference.search.request import LoadRequest, PlanRequest
 from windlass.units import parse_bytes, parse_context
 
 DEFAULT_CONTEXT = 8192
@@ -55,6 +55,7 @@ class InferenceArguments(msgspec.Struct, frozen=True, kw_only=True):
     drafts: int = 0
     acceptance: float = 0.7
     cached_prefix: float = 0.0
+    prefill_on: str | None = None
     explain: bool = False
 
 
@@ -65,6 +66,10 @@ def run(target: str, arguments: InferenceArguments, output: PlanOutput) -> int:
     if offers is not None and arguments.on is None:
         request = _on_cheapest_offer(request, offers)
     plan = make_plan(request, source=resolved.source, digest=resolved.digest)
+    if arguments.prefill_on is not None:
+        from windlass.plan.inference.disaggregate import disaggregate
+
+        plan = msgspec.structs.replace(plan, disaggregated=disaggregate(request, resolve_hardware(arguments.prefill_on)))
     if offers is not None or not plan.fits:
         plan = _with_offers(plan, _offers(request, arguments) if offers is None else offers, arguments.cloud)
     return output.write(plan)
@@ -89,7 +94,7 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
         hardware=hardware,
         context_tokens=context if context is not None else min(DEFAULT_CONTEXT, resolved.spec.context_tokens),
         concurrency=arguments.concurrency,
-        goal=arguments.goal,
+        goal="throughput" if arguments.rate is not None and arguments.concurrency is None else arguments.goal,
         engine=arguments.engine,
         quant=arguments.quant,
         group=arguments.group,

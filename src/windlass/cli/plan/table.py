@@ -9,7 +9,7 @@ from rich.table import Table
 from windlass.cli.console import console
 from windlass.cli.plan.cloud_table import cloud_table
 from windlass.cli.plan.training_table import training_summary
-from windlass.core.plan import DeviceMemoryPlan, LoadPlan, Plan
+from windlass.core.plan import DeviceMemoryPlan, DisaggregatedPlan, LoadPlan, Plan
 from windlass.units import format_bytes, format_context, format_count, format_rate, format_seconds
 
 ENDLESS = 1e6
@@ -75,6 +75,8 @@ def _summary(plan: Plan) -> Table:
         table.add_row("interval", f"[dim]8 of 10 runs lie in it ({speed.basis})[/]")
         if plan.load is not None:
             table.add_row("load", _load_row(plan.load))
+        if plan.disaggregated is not None:
+            table.add_row("apart", _apart_row(plan.disaggregated))
     else:
         table.add_row("speed", "not predicted: memory plan only" if plan.fits else "not predicted: it does not fit")
     if plan.cost.usd_per_hour:
@@ -91,6 +93,23 @@ def _summary(plan: Plan) -> Table:
 def _ranged(value: float, ends: tuple[float, float]) -> str:
     """`364, 300-390`: a prediction and where eight of ten runs lie."""
     return f"{format_rate(value)}, {format_rate(ends[0])}-{format_rate(ends[1])}" if ends[1] else format_rate(value)
+
+
+def _apart_row(found: DisaggregatedPlan) -> str:
+    """Prompts and decoding on machines of their own."""
+    passing = f"{format_bytes(found.kv_bytes)} of KV cache a prompt in {format_seconds(found.transfer_seconds)}"
+    if not found.within:
+        kept = f"prefill at most {found.prefill.most_requests_per_second:.3g}/s a unit, decode {found.decode.most_requests_per_second:.3g}/s"
+        return f"[red]no number of units keeps these limits[/]: {kept}; {passing}"
+    pools = " + ".join(
+        f"{pool.units} x ({name}: {pool.layout}, {pool.scheme}, at most {pool.most_requests_per_second:.3g}/s)"
+        for name, pool in (("prefill", found.prefill), ("decode", found.decode))
+    )
+    first, between = format_seconds(found.time_to_first_token_seconds), format_seconds(found.time_per_token_seconds)
+    return (
+        f"{found.requests_per_second:g}/s need {pools}, {found.decode.engine}\n"
+        f"first token {first}, of it {passing}; {between} between tokens, {found.in_flight:,.0f} in flight"
+    )
 
 
 def _load_row(load: LoadPlan) -> str:

@@ -103,7 +103,7 @@ OFFLOAD_READ_SECONDS = counter("windlass_offload_read_seconds_total", "Time with
 OFFLOAD_EXPERT_HITS = counter("windlass_offload_expert_hits_total", "Experts that a step needed and found in memory.")
 OFFLOAD_EXPERT_MISSES = counter("windlass_offload_expert_misses_total", "Experts that had to be read.")
 
-# --- hosts and ranks of a split model
+# --- hosts and ranks of a split model, or of a training run
 
 WORKER_UP = gauge("windlass_fleet_worker_up", "1 while the host is connected.", "worker")
 WORKER_SHARE = gauge("windlass_fleet_worker_share_ratio", "Fraction of the model's weights that the host holds.", "worker")
@@ -117,6 +117,7 @@ RANK_COLLECTIVE_SECONDS = counter(
     "rank",
     "worker",
     "collective",
+    "group",
 )
 RANK_SENT_BYTES = counter("windlass_rank_sent_bytes_total", "Bytes that a rank sent in collectives.", "rank", "worker")
 RANK_RECEIVED_BYTES = counter(

@@ -16,6 +16,7 @@ from windlass.core.place import Interval
 from windlass.core.scheme import KV_BYTES
 from windlass.core.tiers.demand import dense_slices
 from windlass.core.tiers.placement import SPARE_SLOTS, STAGED_LAYERS, experts_on_device, predicted_seconds
+from windlass.core.tiers.steps import offload_step_tokens, row_bytes
 from windlass.core.tiers.values import Demand, ExpertPool, Speeds, TierPlacement
 from windlass.errors import DoesNotFit, Impossible
 from windlass.units import MIB, format_bytes
@@ -30,12 +31,6 @@ KV_SHARE = 1 / 16
 """Of the device, for a KV cache that was not asked for."""
 KV_TOKENS = 64 * 1024
 """No more than these."""
-STEP_TOKENS, LEAST_STEP_TOKENS = 8192, 1024
-"""Rows of the largest step: weights are copied once for all of them."""
-DENSE_STEP_TOKENS = 2048
-"""A product of this many rows takes longer than copying its weights."""
-STEP_SHARE = 1 / 24
-"""Of the device, for the activations of such a step."""
 
 
 class DeviceSplit(NamedTuple):
@@ -208,19 +203,14 @@ def _plan(
 
 
 def _row_bytes(part: ModelSpec) -> int:
-    """Of the activations of a row of a large step: inputs and outputs of its experts in bf16, and the residual with its copies."""
-    moe = part.experts
-    if moe is None:
-        return 3 * part.layers[0].feed_forward.intermediate_size + 30 * part.hidden_size
-    slots = moe.num_active + 1
-    return slots * 2 * (part.hidden_size + 2 * moe.intermediate_size) + 40 * part.hidden_size
+    """Of the activations of a row of a large step."""
+    if part.experts is not None:
+        return row_bytes(part, part.experts)
+    return 3 * part.layers[0].feed_forward.intermediate_size + 30 * part.hidden_size
 
 
 def _step_tokens(part: ModelSpec, cap_bytes: int, needs: DeviceNeeds) -> int:
-    if needs.step_tokens is not None or part.experts is None:
-        return needs.step_tokens or DENSE_STEP_TOKENS
-    room = int(cap_bytes * STEP_SHARE) // _row_bytes(part)
-    return max(LEAST_STEP_TOKENS, min(STEP_TOKENS, room // 256 * 256))
+    return needs.step_tokens or offload_step_tokens(part, cap_bytes)
 
 
 def _kv_tokens(stage: ModelStage, cap_bytes: int, needs: DeviceNeeds) -> int:

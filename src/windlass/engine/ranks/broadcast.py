@@ -30,6 +30,9 @@ class StepBroadcast:
         self._others: list[tuple[int, socket.socket]] = []
         self.num_steps = self.num_rows = self.sent_bytes = 0
         self.seconds = 0.0
+        self.step_seconds = 0.0
+        """From the broadcast to the end of the forward pass, where that is measured."""
+        self._began = 0.0
 
     def connect(self, rank: int, meeting: Meeting, store: RendezvousStore) -> None:
         """Returns when all ranks have their weights and wait for a step."""
@@ -39,7 +42,7 @@ class StepBroadcast:
             connection.settimeout(SECONDS_TO_SEND)
 
     def send(self, step: Step) -> None:
-        began = time.perf_counter()
+        began = self._began = time.perf_counter()
         data = encode_step(step)
         self.num_steps += 1
         self.num_rows += int(step.counts[0])
@@ -50,6 +53,9 @@ class StepBroadcast:
                 raise GroupLost(f"rank {rank} is gone: {error}") from error
         self.sent_bytes += len(data) * len(self._others)
         self.seconds += time.perf_counter() - began
+
+    def end(self) -> None:
+        self.step_seconds += time.perf_counter() - self._began
 
     def close(self) -> None:
         for _, connection in self._others:
@@ -62,6 +68,10 @@ class StepBroadcast:
         self.close()
 
 
-def broadcast_steps(decoder: Any, steps: StepBroadcast) -> None:
-    """Sends the step to the other ranks before every forward pass, recorded or not."""
+def broadcast_steps(decoder: Any, steps: StepBroadcast, timed: bool) -> None:
+    """Sends the step to the other ranks before every forward pass, recorded or not.
+
+    `timed`: the pass has ended when it returns, as on CPUs; a GPU's has only begun."""
     decoder.register_forward_pre_hook(lambda _, inputs: program.call(lambda: steps.send(inputs[0])))
+    if timed:
+        decoder.register_forward_hook(lambda *_: program.call(steps.end))

@@ -72,7 +72,7 @@ def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tu
         groups = built.decoder.shard.groups
         stack.callback(groups.close)
         supervisor.report_with(partial(_heartbeat, steps, groups))
-        broadcast_steps(built.decoder, steps)
+        broadcast_steps(built.decoder, steps, timed=str(built.device) == "cpu")
         engine = _engine(job.launch, built)
         if built.device != "cpu":
             engine.runner.warm_up()
@@ -84,11 +84,11 @@ def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tu
 
 
 def _heartbeat(steps: StepBroadcast, groups: Groups) -> RankHeartbeat:
-    """Rank 0 reports no step seconds: its caller measures them."""
+    """Without step seconds on a GPU, where the caller measures them."""
     named = (("tp", groups.tp), ("pp", groups.pp))
     counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
     counts[STEPS] = Count(steps.num_steps, steps.sent_bytes, 0, steps.seconds)
-    return RankHeartbeat(steps.num_steps, steps.num_rows, 0.0, counts)
+    return RankHeartbeat(steps.num_steps, steps.num_rows, steps.step_seconds, counts)
 
 
 def build_rank(job: RankJob, store: RendezvousStore, progress: Progress | None = None) -> LoadedDecoder:

@@ -32,7 +32,8 @@ class FleetClient(EngineClient):
 
     def readings(self) -> dict[Metric, Readings]:
         """For /metrics."""
-        return readings(self.nodes, self.fleet.last_heartbeats, self.fleet.rank_machines)
+        plan = self.fleet.plan
+        return readings(self.nodes, self.fleet.last_heartbeats, self.fleet.rank_machines, None if plan is None else plan.layout)
 
     async def close(self) -> None:
         await super().close()

@@ -85,11 +85,11 @@ def _communication_seconds(rank: int, name: str, spent: Mapping[int, Mapping[str
     """Of one kind of collective: the minimum over its ranks."""
     if name == STEPS:
         return spent[rank][name].seconds
-    others = [other for other in spent if _group(layout, other, name) == _group(layout, rank, name)]
+    others = [other for other in spent if group_of(layout, other, name) == group_of(layout, rank, name)]
     return min((spent[other][name].seconds for other in others if name in spent[other]), default=0.0)
 
 
-def _group(layout: Layout, rank: int, name: str) -> int:
-    """tp groups are the ranks of a stage, pp groups the ranks of a tp index."""
+def group_of(layout: Layout, rank: int, name: str) -> int:
+    """Which ranks a collective joins: tp groups are the ranks of a stage, pp groups the ranks of a tp index."""
     at = coordinates(layout, rank)
     return at.pp if name.startswith("tp") else at.tp

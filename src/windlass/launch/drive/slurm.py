@@ -40,7 +40,7 @@ REASONS = {
     "PartitionNodeLimit": "asks for more nodes than the partition has; use fewer --nodes or another --partition",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
-    "PartitionConfig": "asks for what the partition does not have",
+    "PartitionConfig": "asks for what the partition does not have (time, nodes, memory): `scontrol show partition` lists its limits",
     "ReqNodeNotAvail": "nodes it needs are down, drained or reserved; `sinfo -R` says why",
     "NodeDown": "a node it needs is down",
     "BadConstraints": "no node has what it asks for",

@@ -141,7 +141,12 @@ def wrong_variables(given: Mapping[str, str]) -> tuple[Wrong, ...]:
 def _unknown(name: str) -> str:
     """Why it does nothing; empty if it exists, or if it is nobody's we know."""
     if name in MEANT:
-        return f"nothing reads it; meant is {MEANT[name]}"
+        meant = MEANT[name]
+        return (
+            f"nothing reads it{meant.removeprefix('nothing')}"
+            if meant.startswith("nothing")
+            else f"nothing reads it; meant is {meant}"
+        )
     if not name.startswith("NCCL_") or name in nccl_names() or name in OF_IMAGES:
         return ""
     import difflib

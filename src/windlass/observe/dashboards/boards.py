@@ -124,6 +124,13 @@ SERVE = Board(
     ),
 )
 
+RANKS = (
+    _one("Ranks: computing", f"{serving_rules.COMPUTE}{{{INSTANCES}}}", "percentunit", "rank {{rank}} {{worker}}"),
+    _one("Ranks: waiting for others", f"{serving_rules.WAITING}{{{INSTANCES}}}", "percentunit", "rank {{rank}} {{worker}}"),
+    _one("Ranks: on the wire", f"{serving_rules.WIRE}{{{INSTANCES}}}", "percentunit", "{{collective}} {{group}}"),
+)
+"""Of a split model's or a training run's."""
+
 FLEET = Board(
     uid="windlass-fleet",
     title="Windlass: Fleet and GPUs",
@@ -159,8 +166,7 @@ FLEET = Board(
                 Query(expr=_of(n.ECC_UNCORRECTED), legend="{{instance}} {{gpu}} uncorrected"),
             ),
         ),
-        _one("Ranks: waiting for others", f"{serving_rules.WAITING}{{{INSTANCES}}}", "percentunit", "rank {{rank}} {{worker}}"),
-        _one("Ranks: on the wire", f"{serving_rules.WIRE}{{{INSTANCES}}}", "percentunit", "{{collective}}"),
+        *RANKS,
         Panel(
             title="Ranks: bytes",
             queries=(
@@ -240,6 +246,7 @@ TRAIN = Board(
         _one("Steps per minute", f"60 * {_rate(t.STEPS)}", legend="{{instance}}"),
         _one("Events", f"increase({_of(t.EVENTS)}[10m])", legend="{{instance}} {{kind}}"),
         _one("Tokens", _of(t.TOKENS), legend="{{instance}}"),
+        *RANKS,
     ),
 )
 
@@ -291,7 +298,7 @@ ENERGY = Board(
         _one("Energy in 24 h", f"sum(increase({_of(n.NODE_ENERGY)}[24h])) / 3.6e6", "kwatth", type="stat", width=6),
         _one(
             "CO2 equivalent in 24 h (g)",
-            f"sum(increase({_of(n.NODE_ENERGY)}[24h])) / 3.6e6 * max({_of(n.GRID_INTENSITY)})",
+            f"sum(increase({_of(n.NODE_ENERGY)}[24h])) / 3.6e6 * max(avg_over_time({_of(n.GRID_INTENSITY)}[24h]))",
             type="stat",
             width=6,
             help="Average, location-based intensity of the region given to `windlass observe node`.",

@@ -10,7 +10,7 @@ import msgspec
 
 from windlass.core.metrics import node, serving
 from windlass.errors import BadInput
-from windlass.observe.energy.report import EnergyReport, counter_growth, serve_report, train_report
+from windlass.observe.energy.report import EnergyReport, counter_growth, hours_of, serve_report, train_report
 from windlass.observe.history.file import MAGIC, read_history
 from windlass.observe.history.series import is_end
 
@@ -39,6 +39,7 @@ def _lines(log: Path) -> list[dict[str, Any]]:
 def _from_history(path: Path) -> EnergyReport:
     store = read_history(path, time.time())
     by_use: dict[str, float] = {}
+    by_hour: dict[int, float] = {}
     tokens, first, last = 0.0, float("inf"), 0.0
     for name, labels, series in store.all():
         values = [value for value in series.values if not is_end(value)]
@@ -49,6 +50,9 @@ def _from_history(path: Path) -> EnergyReport:
         if name == node.SERVED_ENERGY.name:
             use = dict(labels)["use"]
             by_use[use] = by_use.get(use, 0.0) + grown
+            read = [(at, value - values[0]) for at, value in zip(series.times, series.values, strict=True) if not is_end(value)]
+            for hour, joules in hours_of(read).items():
+                by_hour[hour] = by_hour.get(hour, 0.0) + joules
         elif name == serving.GENERATION_TOKENS.name:
             tokens += grown
-    return serve_report(path.name, by_use, max(last - first, 0.0), int(tokens))
+    return serve_report(path.name, by_use, max(last - first, 0.0), int(tokens), by_hour)

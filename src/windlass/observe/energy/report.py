@@ -8,11 +8,14 @@ times time; CodeCarbon, which does the same without counters, was up to 40 % off
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Literal
 
 from windlass.core.hardware.energy import Grid, co2_kg
+from windlass.core.hardware.hourly import HOUR, HourlyGrid
 from windlass.core.model import Frozen
+from windlass.errors import BadInput
 
 JOULES_PER_KWH = 3.6e6
 COUNTER_ERROR, ESTIMATE_ERROR = 0.05, 0.4
@@ -38,6 +41,8 @@ class EnergyReport(Frozen):
     grid: str = ""
     grams_per_kwh: float | None = None
     intensity: str = "average, location-based"
+    by_hour: dict[int, float] = {}
+    """Joules by hours since 1970, where the times are known."""
 
     @property
     def watts(self) -> float | None:
@@ -69,8 +74,15 @@ def train_report(what: str, samples: Sequence[dict[str, Any]], watts: float | No
             seconds=max(wall, seconds),
             tokens=tokens,
             by_use=uses,
+            by_hour=hours_of(
+                [
+                    (float(one.get("time") or 0.0), float(one["energy_joules"]))
+                    for one in steps
+                    if one.get("energy_joules") is not None
+                ]
+            ),
         )
-    return _estimated(what, seconds, tokens, watts)
+    return _estimated(what, steps, seconds, tokens, watts)
 
 
 def counter_growth(values: Sequence[float]) -> float:
@@ -78,7 +90,23 @@ def counter_growth(values: Sequence[float]) -> float:
     return values[0] + sum(new - old if new >= old else new for old, new in pairwise(values)) if values else 0.0
 
 
-def _estimated(what: str, seconds: float, tokens: int, watts: float | None) -> EnergyReport:
+def hours_of(counted: Sequence[tuple[float, float]]) -> dict[int, float]:
+    """A counter's growth by the hour in which it was read; (time, joules) in order. Times of 0 are not known."""
+    found: dict[int, float] = {}
+    before = 0.0
+    for time, joules in counted:
+        grown, before = joules - before if joules >= before else joules, joules
+        if time > 0:
+            found[int(time // HOUR)] = found.get(int(time // HOUR), 0.0) + grown
+    return found
+
+
+def _estimated(what: str, steps: Sequence[dict[str, Any]], seconds: float, tokens: int, watts: float | None) -> EnergyReport:
+    by_hour: dict[int, float] = {}
+    for one in steps if watts is not None else ():
+        hour = int(float(one.get("time") or 0.0) // HOUR)
+        by_hour[hour] = by_hour.get(hour, 0.0) + (watts or 0.0) * float(one.get("seconds") or 0.0)
+    by_hour.pop(0, None)
     joules = None if watts is None else watts * seconds
     return EnergyReport(
         what=what,
@@ -88,10 +116,11 @@ def _estimated(what: str, seconds: float, tokens: int, watts: float | None) -> E
         uncertainty=None if joules is None else ESTIMATE_ERROR,
         seconds=seconds,
         tokens=tokens,
+        by_hour=by_hour,
     )
 
 
-def serve_report(what: str, by_use: dict[str, float], seconds: float, tokens: int) -> EnergyReport:
+def serve_report(what: str, by_use: dict[str, float], seconds: float, tokens: int, by_hour: dict[int, float]) -> EnergyReport:
     """From the history of a server: increases over the time that it holds."""
     return EnergyReport(
         what=what,
@@ -102,6 +131,31 @@ def serve_report(what: str, by_use: dict[str, float], seconds: float, tokens: in
         seconds=seconds,
         by_use=by_use,
         tokens=tokens,
+        by_hour=by_hour,
+    )
+
+
+def with_hourly_carbon(report: EnergyReport, grid: HourlyGrid, pue: float) -> EnergyReport:
+    """Each hour's energy by that hour's intensity. Refuses if an hour of the run has none: a guess would look like a figure."""
+    import msgspec
+
+    if report.joules is None:
+        return msgspec.structs.replace(report, grid=grid.name)
+    if not report.by_hour:
+        raise BadInput(f"{report.what} has no times, so that an intensity by the hour cannot be used; give --region or --grams")
+    missing = [hour for hour in sorted(report.by_hour) if grid.at(hour * HOUR) is None]
+    if missing:
+        first = datetime.fromtimestamp(missing[0] * HOUR, UTC).strftime("%Y-%m-%d %H:00 UTC")
+        raise BadInput(
+            f"{grid.name} has no intensity for {len(missing)} of the run's {len(report.by_hour)} hours, the first at {first}"
+        )
+    weighted = sum(joules * (grid.at(hour * HOUR) or 0.0) for hour, joules in report.by_hour.items())
+    counted = sum(report.by_hour.values())
+    kwh, grams = report.joules / JOULES_PER_KWH * pue, weighted / counted if counted else 0.0
+    number = len(report.by_hour)
+    spread = f"by the hour ({number} hour{'' if number == 1 else 's'}), location-based"
+    return msgspec.structs.replace(
+        report, kwh=kwh, co2_grams=1000 * co2_kg(kwh, grams), grid=grid.name, grams_per_kwh=round(grams, 3), intensity=spread
     )
 
 

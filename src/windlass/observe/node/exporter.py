@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from windlass.core.hardware.energy import Grid
+from windlass.core.hardware.hourly import HourlyGrid
 from windlass.core.metrics import node as m
 from windlass.machine.energy import RaplMonitor
 from windlass.observe.node.amd import AmdGpus, load_amd
@@ -41,11 +42,13 @@ class NodeExporter:
         *,
         with_host: bool = True,
         grid: Grid | None = None,
+        hourly: HourlyGrid | None = None,
         budget_watts: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         rapl: RaplMonitor | None = None,
     ) -> None:
         self.gpus: Sequence[Gpus] = this_machines_gpus() if gpus is None else gpus
+        self._hourly = hourly
         self._with_host, self._grid, self._budget_watts, self._clock = with_host, grid, budget_watts, clock
         self._rapl = rapl or RaplMonitor()
         self._sampled_at = clock()
@@ -78,12 +81,20 @@ class NodeExporter:
             add_host(found)
         for source, joules in self.joules().items():
             found.add(m.NODE_ENERGY, joules, {"source": source})
-        if self._grid is not None:
-            found.add(m.GRID_INTENSITY, self._grid.grams_per_kwh, {"region": self._grid.name})
+        self._add_intensity(found)
         found.add(m.ENERGY_BUDGET, self._budget_watts)
         found.add(m.EXPORTER_SECONDS, time.process_time())
         found.add(m.EXPORTER_ERRORS, sum(one.num_errors for one in self.gpus), {"source": "gpu"})
         return found
+
+    def _add_intensity(self, found: Readings) -> None:
+        """This hour's; an hour that the file does not have is shown by no number."""
+        if self._hourly is not None:
+            now = self._hourly.at(time.time())
+            if now is not None:
+                found.add(m.GRID_INTENSITY, now, {"region": self._hourly.name})
+        elif self._grid is not None:
+            found.add(m.GRID_INTENSITY, self._grid.grams_per_kwh, {"region": self._grid.name})
 
     def run(self, stop: threading.Event, seconds: float = SAMPLE_SECONDS) -> None:
         """Samples until told to stop."""

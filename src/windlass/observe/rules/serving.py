@@ -176,6 +176,7 @@ def _serve() -> tuple[Alert, ...]:
 
 WAITING = "windlass:rank_waiting:ratio_rate5m"
 WIRE = "windlass:rank_wire:ratio_rate5m"
+COMPUTE = "windlass:rank_compute:ratio_rate5m"
 
 
 def _ranks() -> tuple[Recording, ...]:
@@ -183,13 +184,18 @@ def _ranks() -> tuple[Recording, ...]:
     return (
         Recording(
             name=WIRE,
-            expr=f"min by ({BY}, collective) ({spent})",
+            expr=f"min by ({BY}, collective, group) ({spent})",
             help="Share of time on the wire: the least that any rank spends in a collective, since the last to arrive does not wait.",
         ),
         Recording(
             name=WAITING,
-            expr=f"sum by ({BY}, rank, worker) ({spent} - on ({BY}, collective) group_left () {WIRE})",
+            expr=f"sum by ({BY}, rank, worker) ({spent} - on ({BY}, collective, group) group_left () {WIRE})",
             help="Share of time that a rank waits for others in collectives.",
+        ),
+        Recording(
+            name=COMPUTE,
+            expr=f"rate({m.RANK_STEP_SECONDS}[5m]) - on ({BY}, rank, worker) sum by ({BY}, rank, worker) ({spent})",
+            help="Share of time that a rank computes: its steps without its collectives.",
         ),
     )
 

@@ -223,11 +223,11 @@ def _gpu(node: NodeView, gpu: GpuView, curves: Curves, shown: Shown, width: int)
     return join(
         [
             (f"  GPU {gpu.index} {bar(share, 8, shown.is_plain)} {power}".replace("  W", " W"), level(share, 0.97, 1.1)),
+            (f"XID {gpu.xid}", "bad") if gpu.xid else None,  # before all that a narrow terminal cuts off
             (curve(curves.get(f"watts {node.name} {gpu.index}", ()), max(width - 72, 8), shown.is_plain), "good"),
             (f"{gpu.celsius:.0f} C", level((gpu.celsius or 0) / 100, 0.8, 0.86)) if gpu.celsius is not None else None,
             (f"mem {bar(memory, 8, shown.is_plain)} {format_bytes(int(gpu.memory_bytes))}", level(memory, 0.95, 0.985)),
             (f"busy {gpu.use:.0%}", "dim") if gpu.use is not None else None,
-            (f"XID {gpu.xid}", "bad") if gpu.xid else None,
         ],
         " ",
     )

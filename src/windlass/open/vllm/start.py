@@ -44,7 +44,7 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
     from windlass.open.hardware import resolve_hardware
     from windlass.open.resolve import describe_path
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import PlanRequest
+    from windlass.plan.inference.search.request import PlanRequest
 
     resolved = describe_path(path)
     question = PlanRequest(

@@ -14,7 +14,7 @@ from windlass.plan.cost.running import per_million
 from windlass.plan.inference.assemble import checkpoint_bytes, native_scheme, published_bytes
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.remedy import fits_devices
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 BY_THE_DEVICE = ("RunPod", "Nebius", "Vast")
 """Providers whose prices are per GPU and who rent up to eight in one machine."""

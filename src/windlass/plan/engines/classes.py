@@ -15,11 +15,11 @@ _OF_KIND = {"metal": "metal", "cpu": "cpu", "rocm": "cdna"}
 
 
 def device_class(device: Device) -> str:
-    """`hopper`, `blackwell`, `ampere`, `consumer`, `unified`, `cdna`, `rdna`, `metal`, `cpu`, `cpu-avx512` or `cpu-amx`."""
+    """`hopper`, `blackwell`, `ampere`, `consumer`, `unified`, `cdna`, `rdna`, `metal`, `cpu`, `cpu-avx512`, `cpu-amx` or `cpu-neon`."""
     name = device.name.upper()
     for found, prefixes in _PREFIXES.items():
         if name.startswith(prefixes):
             return found
-    if device.kind == "cpu" and device.isa in ("avx512", "amx"):
+    if device.kind == "cpu" and device.isa in ("avx512", "amx", "neon"):
         return f"cpu-{device.isa}"
     return _OF_KIND.get(device.kind, "consumer")

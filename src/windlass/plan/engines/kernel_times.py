@@ -41,6 +41,13 @@ class KernelTimes(Frozen):
     """Fraction of the bandwidth in passes over all activations of a prompt."""
     product_share: float = 0.7
     """Fraction of the matmul rate in full tiles of more than 64 rows: 0.77 in single kernels, 0.68 over a dense model's whole prefill."""
+    block: float = 0.73e-6
+    block_row: float = 6.0e-9
+    """A block of 256 rows of weights x 128 inputs, times rows of 8 bits, in one SM: copies, and products with their scaling, which do not overlap.
+    Single kernels: 1.36 us for 128 rows of a dense matrix, 1.48 for 150 of an expert, 0.8 for 80 (cuda-notes.md 30); somewhat more over a whole
+    prefill: 19,600 tokens/s of 2,048 before the last of these changes."""
+    eager: float = 600e-6
+    """A layer of a prompt takes at least this: its launches are not recorded (cuda-notes.md 27: 560 to 800 us)."""
     unit_blocks: float = 2.8
     """Overhead of one work unit of such a matmul, in blocks of 128 inputs."""
     score_share: float = 0.6

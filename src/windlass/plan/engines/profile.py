@@ -33,6 +33,8 @@ class Rates(Frozen):
     """The same of latent attention, whose heads all read one latent: bound by its products before its bytes."""
     product: float = 1.0
     """Dense products of a prompt, of the matmul rate."""
+    half_width: float = 0.0
+    """Inputs of a row at which half of that is reached: rows begin and end."""
     expert_product: float = 1.0
     """Products of routed experts, when each has many rows."""
     half_rows: float = 0.0
@@ -51,6 +53,16 @@ class Rates(Frozen):
     """On a CPU: per layer and core, threads that meet after every operation."""
     moe_core_seconds: float = 0.0
     """The same of a layer with experts."""
+    core_weights: float = 0.0
+    """On a CPU: weights per second that a core unpacks and multiplies with one row; 0: no limit. Reads go on meanwhile, but not unhindered."""
+    tried_cores: int = 0
+    """On a CPU: figures rest on runs with at most so many cores; 0: with many."""
+    grid_weights: float = 1.0
+    """Of that, with types whose weights are looked up in a grid (IQ1 to IQ3)."""
+    grid_product: float = 1.0
+    """Of the products of a prompt, with such types."""
+    peers: float = 0.0
+    """Of a sum over TCP, where everybody writes to everybody: network latencies, times the square of the peers, whose messages arrive at once."""
     step_seconds: float = 0.0
     """Of a step: scheduler, inputs, sampling."""
     sequence_seconds: float = 0.0
@@ -70,7 +82,9 @@ class Rates(Frozen):
     host_stream: float = 1.0
     """Weights copied from host memory for a prompt, of the link's pinned bandwidth."""
     host_product: float = 1.0
-    """The CPU's products of a prompt beside a device, of its plain AVX2 rate."""
+    """The CPU's products of a prompt beside a device, of its plain AVX2 rate, when each expert has many rows."""
+    host_half_rows: float = 0.0
+    """Rows per expert at which they reach half of that."""
     pipeline: float = 1.0
     """With stages: of the rate if all were always busy. Micro-batches of unlike length leave gaps."""
     step_tokens: int = 0
@@ -115,8 +129,8 @@ class EngineProfile(Frozen):
     """Types of the KV cache."""
     splits: tuple[str, ...] = ("tp", "pp", "ep", "dp")
     """Degrees that may be more than 1."""
-    offload_step_tokens: int = 0
-    """Prompt tokens per step with weights in host memory, where every step copies them; 0: the same."""
+    offload_steps: bool = False
+    """With weights in host memory, where every step copies them, takes as many prompt tokens a step as fit (core/tiers/steps.py)."""
     reserves_whole: bool = False
     """Admits a sequence only if its whole answer fits the KV cache; otherwise it takes blocks as it grows."""
     windowed_cache: bool = False
@@ -133,12 +147,16 @@ class EngineProfile(Frozen):
     """Expert parallelism spans the replicas too: ep is 1 or tp x dp; otherwise it divides tp."""
     redundant_experts: bool = False
     """Copies of the busiest experts fill up ranks where ep does not divide the number of experts."""
+    disaggregates: bool = False
+    """Can read prompts on other machines than it decodes on, and pass the KV cache on."""
     kinds_on_request: tuple[str, ...] = ()
     """Device kinds that are planned only when the engine is named with --engine."""
     cpu_schemes: tuple[str, ...] = ()
     """Schemes supported on a CPU; empty: the same as elsewhere."""
     rest_bits: dict[str, float] = {}
     """Bits of the matrices that a scheme of experts leaves in 16 bits, where this engine's files quantize them too."""
+    rides: float = 0.0
+    """Of a token that each decoding sequence gets for nothing in a step that reads prompts; 0: prompts have steps of their own."""
     block_tokens: int = 16
     kernel_times: KernelTimes | None = None
     """Costs of its own kernels, used where they support the model and the device (plan/speed/kernels.py)."""

@@ -21,7 +21,9 @@ from windlass.plan.inference.compare import engine_rows
 from windlass.plan.inference.measured import corrected
 from windlass.plan.inference.reasons import alternative, reasons_for
 from windlass.plan.inference.remedy import remedies
-from windlass.plan.inference.search import PlanRequest, runs_on, search
+from windlass.plan.inference.search.best import search
+from windlass.plan.inference.search.choices import runs_on
+from windlass.plan.inference.search.request import PlanRequest
 from windlass.plan.inference.sites import Site, split_cpus, whole_site
 from windlass.plan.inference.tiers import tier_reasons, with_tiers
 from windlass.plan.memory import round_up

@@ -12,7 +12,9 @@ from windlass.plan.engines.profile import EngineProfile
 from windlass.plan.engines.tried import not_run_yet
 from windlass.plan.inference.candidates import Candidate, evaluate
 from windlass.plan.inference.feasible import check_layout
-from windlass.plan.inference.search import PlanRequest, SearchResult, runs_on
+from windlass.plan.inference.search.best import SearchResult
+from windlass.plan.inference.search.choices import runs_on
+from windlass.plan.inference.search.request import PlanRequest
 
 MOST_SHOWN = 4
 CLOSE = 0.05

@@ -9,11 +9,14 @@ from windlass.core.place import Placement
 from windlass.core.plan import Alternative, Reason
 from windlass.core.rule import AxisName
 from windlass.errors import Impossible
+from windlass.plan.engines.classes import device_class
 from windlass.plan.engines.load import engine
 from windlass.plan.inference.advice import BATCH_FOR_SERVER, AdviceInputs, advice_rows
 from windlass.plan.inference.candidates import Candidate, why_not_offloaded
 from windlass.plan.inference.feasible import check_layout, valid_tp
-from windlass.plan.inference.search import PlanRequest, SearchResult, runs_on
+from windlass.plan.inference.search.best import SearchResult
+from windlass.plan.inference.search.choices import runs_on
+from windlass.plan.inference.search.request import PlanRequest
 from windlass.units import format_bytes, format_context
 
 LEAST_IMBALANCE = 1.005
@@ -84,6 +87,10 @@ def _vllm_cuts(request: PlanRequest, best: Candidate) -> bool:
     return False
 
 
+WITHOUT_BF16 = ("V100", "T4", "RTX-20", "TITAN-RTX")
+"""Volta and Turing."""
+
+
 def _engine_reason(request: PlanRequest, best: Candidate) -> Reason:
     kinds = {slot.device.kind for slot in best.fit.slots}
     if request.engine != "auto":
@@ -97,15 +104,25 @@ def _engine_reason(request: PlanRequest, best: Candidate) -> Reason:
     elif best.engine.name == "llama.cpp" and (best.fit.host_bytes or best.fit.disk_bytes):
         why = "what does not fit the GPU is computed by the CPU where it lies; ours does that beside Hopper GPUs, vLLM not at all"
     elif best.engine.name == "llama.cpp":
-        why = "it runs this model and these files on such devices today"
+        files = request.stored is not None or request.quant != "auto"
+        why = (
+            "it runs this model and these files on such devices today"
+            if files
+            else "for one user the fastest on such a device, by prediction"
+        )
     elif best.engine.name == "vllm" and best.layout.world > 1 and best.workload.concurrency <= BATCH_FOR_SERVER:
         why = f"it splits a model over {best.layout.world} GPUs; the embedded engine runs on one so far"
     elif best.engine.name == "vllm" and best.workload.concurrency <= BATCH_FOR_SERVER:
-        why = "tuned kernels for these devices; the embedded engine's were only run on Hopper GPUs and CPUs"
+        hopper = all(device_class(slot.device) == "hopper" for slot in best.fit.slots)
+        why = (
+            f"tuned kernels for {best.scheme.name}; the embedded engine's are for int4 and some families"
+            if hopper
+            else "tuned kernels for these devices; the embedded engine's were only run on Hopper GPUs and CPUs"
+        )
     elif best.engine.name == "vllm":
         why = f"{best.workload.concurrency} concurrent sequences: its kernels and scheduler are optimized for more than {BATCH_FOR_SERVER}"
     elif kinds & {"cpu", "metal"}:
-        why = "the embedded engine runs 4-bit weights on these devices; vLLM is planned on CUDA and ROCm, or on a CPU with --engine vllm"
+        why = "the embedded engine runs packed weights on a CPU; vLLM is planned on CUDA and ROCm, or on a CPU with --engine vllm"
     elif best.fit.host_bytes or best.fit.disk_bytes:
         why = "weights must be offloaded, and vLLM does not do that"
         if not best.times.offloads or best.layout.world > 1 or best.fit.disk_bytes:
@@ -131,8 +148,12 @@ def _scheme_reason(request: PlanRequest, best: Candidate) -> Reason:
         why = "no scheme fits on the devices; the smallest moves the fewest bytes over the slow links"
     elif best.scheme.name == request.spec.native_scheme:
         why = "as published; it fits together with the KV cache"
+    elif best.scheme.name == "fp8" and request.goal != "latency":
+        why = f"next to no loss, and the devices have units for it; {format_bytes(best.fit.free_bytes)} free on the fullest"
     else:
         why = f"the least lossy that fits together with the KV cache, {format_bytes(best.fit.free_bytes)} free on the fullest device"
+    if best.scheme.name == "bf16" and any(slot.device.name.upper().startswith(WITHOUT_BF16) for slot in best.fit.slots):
+        why += "; as fp16: these devices have no units for bf16"
     return Reason(choice="quantization", value=f"{best.scheme.name}{group}", why=why)
 
 
@@ -236,7 +257,10 @@ def _concurrency_reason(request: PlanRequest, best: Candidate) -> Reason:
         why = f"as many as memory holds at a mean length of {best.workload.reserve_tokens:,} tokens; {best.workload.waiting:,} wait for their turn"
         return Reason(choice="concurrency", value=value, why=why)
     if request.concurrency is not None:
-        why = "set with --concurrency"
+        short = best.workload.reserve_tokens < best.workload.context_tokens
+        why = "set with --concurrency" + (
+            f"; not all fit at full length, all at a mean of {best.workload.reserve_tokens:,} tokens" if short else ""
+        )
     elif request.goal == "latency":
         why = "one sequence at a time has the lowest latency; --concurrency plans for more"
     else:

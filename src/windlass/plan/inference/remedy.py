@@ -10,7 +10,8 @@ import msgspec
 from windlass.core.hardware.spec import Hardware, Node
 from windlass.errors import Impossible
 from windlass.plan.inference.candidates import Candidate
-from windlass.plan.inference.search import PlanRequest, search_devices
+from windlass.plan.inference.search.best import search_devices
+from windlass.plan.inference.search.request import PlanRequest
 from windlass.units import format_context
 
 _FEWER_BITS = {"fp32": ("bf16", "fp8", "int8", "int4"), "bf16": ("fp8", "int8", "int4"), "fp8": ("int4",), "int8": ("int4",)}

@@ -6,7 +6,7 @@ from windlass.core.hardware.parse import parse_hardware
 from windlass.core.model import ModelSpec
 from windlass.core.rule import Rule
 from windlass.plan.inference.remedy import fits_devices
-from windlass.plan.inference.search import PlanRequest
+from windlass.plan.inference.search.request import PlanRequest
 
 LADDER = (
     "cpu:8,ram=16GB", "1xRTX-4090", "1xRTX-5090", "1xL40S", "1xA100-80GB", "1xRTX-PRO-6000", "1xH200", "2xH100-80GB", "1xB200",

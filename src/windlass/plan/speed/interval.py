@@ -1,6 +1,6 @@
 """The interval around a prediction: how far published and measured speeds lay from what was predicted for them, by kind of run.
 
-The fractions are the residuals of bench/plan/published.py (spread.toml), 10th to 90th percentile, widened where few rows are known.
+The fractions (spread.toml) are written by bench/plan/spread.py from the residuals of published and measured rows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from windlass.core.hardware.cpu import num_cores
 from windlass.core.model import Frozen
-from windlass.plan.engines.load import knows
+from windlass.plan.engines.load import knows, rates_on
 
 if TYPE_CHECKING:
     from windlass.plan.speed.roofline import SpeedModel
@@ -41,7 +42,7 @@ class Kind(Enum):
 
 class Entry(Frozen):
     low: float
-    """Published over predicted, 10th percentile."""
+    """Published over predicted: eight of ten rows lie between the two."""
     high: float
     rows: int
     """On which it rests."""
@@ -93,5 +94,8 @@ def spread_of(times: SpeedModel, kind: Kind) -> Spread:
     own = all(times.kernel_pass.has(slot) for slot in times.fit.slots)
     if not own and not all(knows(times.engine, slot.device) for slot in times.fit.slots):
         basis += f"; {times.engine.title} on such a device is not among them, so it is wider"
+        return Spread(found.low / UNKNOWN, found.high * UNKNOWN, basis)
+    if any(0 < rates_on(times.engine, slot.device).tried_cores < num_cores(slot.device) for slot in times.fit.slots):
+        basis += f"; {times.engine.title} was not measured with so many cores, so it is wider"
         return Spread(found.low / UNKNOWN, found.high * UNKNOWN, basis)
     return Spread(found.low, found.high, basis)

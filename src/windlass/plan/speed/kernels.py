@@ -32,6 +32,8 @@ ITEM_ROWS = (64, 128, 160)
 STREAMED_MEAN = 12
 PROCESSORS = {"H100-PCIe": 114, "H20": 78}
 HOPPER_PROCESSORS = 132
+MEASURED_RATE = 790e12
+"""bf16 FLOP/s of the GPU on which blocks were timed; slower ones take longer."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class KernelModel:
             return mixer + self._one(shape)
         gaps = 0.0 if rows <= DEPENDENT_ROWS else self.times.gap * (8 + 2 * bool(shape.experts) + shape.head_norm)
         halves = self._several(shape, rows, crowd) if rows <= STREAMED_ROWS else self._many(shape, rows, crowd)
-        return mixer + halves + gaps
+        return max(mixer + halves + gaps, self.times.eager if rows > max(sequences, STREAMED_ROWS) else 0.0)
 
     # one row
 
@@ -251,7 +253,8 @@ class KernelModel:
         items = shape.experts * items_of(rows, shape.active / shape.all_experts, size) * crowd + shape.shared * -(-rows // size)
         if few:
             return sum(self.streamed(matrix.num_bytes * items) for matrix in (shape.gate_up, shape.down))
-        return sum(self.products(matrix, items, size) for matrix in (shape.gate_up, shape.down))
+        filled = min(size, mean + 2 * mean**0.5)
+        return sum(self.products(matrix, items, filled) for matrix in (shape.gate_up, shape.down))
 
     def _wide_slices(self, matrix: PackedMatrix, rows: int) -> int:
         """Split-K factor, while rows alone do not fill the SMs."""
@@ -261,12 +264,12 @@ class KernelModel:
     def _sums(self, hidden: int, rows: int, slices: int) -> float:
         return self._add_norm(hidden, rows, 2 if slices == 1 else 4, slices)
 
-    def products(self, matrix: PackedMatrix, items: float, item_rows: int, slices: int = 1) -> float:
-        """A work unit has 256 rows of weights and one item, plus a fixed overhead of a few blocks."""
+    def products(self, matrix: PackedMatrix, items: float, item_rows: float, slices: int = 1) -> float:
+        """A work unit has 256 rows of weights and one item, plus a fixed overhead of a few blocks. Products are as wide as an item is filled."""
         times = self.times
         waves = ceil(-(-matrix.rows // 256) * items * slices / self.processors)
-        block = 2 * 256 * BLOCK_INPUTS * item_rows * self.processors / (self.rate * times.product_share)
-        return times.tiled + waves * (matrix.blocks / slices + times.unit_blocks) * max(block, 2 * times.widen)
+        block = (times.block + item_rows * times.block_row) * max(MEASURED_RATE / self.rate, 1.0)
+        return times.tiled + waves * (matrix.blocks / slices + times.unit_blocks) * block
 
     # attention
 

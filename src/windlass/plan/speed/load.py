@@ -10,7 +10,7 @@ from windlass.core.plan import LoadPlan
 from windlass.plan.speed.roofline import SpeedModel
 from windlass.plan.speed.serving import pace
 
-STEPS = 40
+STEPS = 24
 """Of a bisection: far beyond what a prediction is worth."""
 
 
@@ -24,14 +24,17 @@ class ServedLoad:
     def __init__(self, times: SpeedModel, most: int) -> None:
         self.times, self.most = times, most
         self.work = times.model.workload
+        self._steps: dict[int, float] = {}
         found = pace(times)
         self.prompt_seconds = self.work.prompt_tokens / found.prompt_rate
         self.first_seconds = found.first_seconds
 
     def step(self, batch: int) -> float:
         """Seconds between two tokens of a sequence."""
-        rate, _, _ = self.times.decode(max(batch, 1), self.work.mean_decode_context)
-        return max(batch, 1) / rate
+        if batch not in self._steps:
+            rate, _, _ = self.times.decode(max(batch, 1), self.work.mean_decode_context)
+            self._steps[batch] = max(batch, 1) / rate
+        return self._steps[batch]
 
     def at(self, rate: float) -> LoadPlan:
         """`rate`: requests per second to one replica."""
@@ -70,6 +73,26 @@ class ServedLoad:
             requests_per_second=rate, in_flight=float(self.most), utilisation=1.0, time_to_first_token_seconds=inf,
             time_per_token_seconds=round(self.step(self.most), 5), within=False,
         )  # fmt: skip
+
+    def decoding_at(self, rate: float) -> tuple[float, float]:
+        """(requests in flight, seconds between tokens) of a server that only decodes: prompts are read elsewhere."""
+        batch = 1
+        for _ in range(STEPS):
+            between = self.step(batch)
+            wanted = rate * self.work.new_tokens * between
+            grown = max(round((batch + wanted) / 2), 1)
+            if grown == batch or grown > 4 * self.most:
+                break
+            batch = grown
+        return rate * self.work.new_tokens * self.step(batch), self.step(batch)
+
+    def most_decoding(self, between: float) -> float:
+        """Highest rate of a server that only decodes, in `self.most` places and with at most `between` seconds from token to token."""
+        low, high = 0, self.most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.step(middle) <= between else (low, middle - 1)
+        return low / (self.work.new_tokens * self.step(low)) if low else 0.0
 
     def most_within(self, first: float, between: float) -> float:
         """The highest rate whose times stay within the limits; 0 if not even one request at a time does."""

@@ -79,7 +79,8 @@ class Network:
 
     def _link(self, group: list[DeviceSlot], ranks: int, rates: Rates) -> tuple[float, float]:
         if len({slot.node for slot in group}) > 1:
-            return self.hardware.network_bandwidth or 1.25e9, 2 * self.hardware.network_latency_seconds * ceil(log2(ranks))
+            latency = self.hardware.network_latency_seconds * max(2 * ceil(log2(ranks)), (ranks - 1) ** 2 * rates.peers)
+            return self.hardware.network_bandwidth or 1.25e9, latency
         slowest = min(group, key=lambda slot: slot.device.link_bandwidth).device
         bandwidth = slowest.link_among(ranks) or slowest.host_bandwidth or slowest.bandwidth
         if len({slot.device.name for slot in group}) > 1:  # different cards have no NVLink between them

@@ -9,20 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from windlass.core.hardware.cpu import ISA_FACTOR, MATMUL_FRACTION, PEAK_FLOPS_PER_CORE, num_cores
+from windlass.core.hardware.cpu import MATMUL_FRACTION, PEAK_FLOPS_PER_CORE, num_cores
 from windlass.core.hardware.spec import Device, Hardware, Node
 from windlass.core.layout import Layout
 from windlass.core.model import LatentAttention
 from windlass.core.place import Interval
 from windlass.core.scheme import GGUF_NAMES
 from windlass.core.tiers.placement import EXCHANGE_SECONDS
+from windlass.core.tiers.steps import offload_step_tokens
 from windlass.plan.engines.load import rates_on
 from windlass.plan.engines.profile import CPU_STEP_TOKENS, IDEAL, Rates
 from windlass.plan.memory import DeviceSlot, Fit, MemoryModel, Offloaded
 from windlass.plan.shards import TpShard, busiest_share, touched_share
 from windlass.plan.speed.kernel_pass import KernelPass, head_reads
 from windlass.plan.speed.network import Network
-from windlass.plan.speed.step import StepTime, beyond
+from windlass.plan.speed.step import StepTime, at_once, beyond
 from windlass.plan.speed.work import Work, launch_seconds
 
 HOST_BYTES_PER_CORE, MOST_HOST_CORES = 10e9, 32
@@ -30,6 +31,13 @@ HOST_BYTES_PER_CORE, MOST_HOST_CORES = 10e9, 32
 more than 32: faster memory is mostly more channels or a second socket."""
 DRAFT_LAYERS = 1.5
 """A draft of the MTP layer costs as much as so many layers: its own and its head."""
+
+INTEGER_PEAK = 8.0
+"""For ceilings: 8-bit dot products of a CPU at best, over the fp32 products that it is rated by (four to a lane, and all of the peak instead of 0.6,
+at desktop clocks)."""
+
+HOST_ISA = {"avx2": 0.7, "neon": 0.4}
+"""Products of a host over one with AVX-512. AMX is used for few types; what engines gain from it is in their figures."""
 
 HOST_PRODUCT_BYTES = 900e9
 """Of 4-bit weights that our CPU kernels multiply with one row in a second: 14 GB/s with 64 rows, on 16 cores with AVX-512
@@ -93,7 +101,7 @@ class SpeedModel:
         cache = self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
         work = self._work(shard, layers, moved, rows, 1, lossless, cache=cache, context=context)
         if lossless:
-            return self._offloaded(slot, moved, rows, self._slot_time(slot, work, IDEAL), IDEAL)
+            return at_once(self._offloaded(slot, moved, rows, self._slot_time(slot, work, IDEAL), IDEAL))
         rates = self._rates(slot)
         if not self.kernel_pass.runs(slot, moved):
             time = self._slot_time(slot, work, rates)
@@ -143,6 +151,7 @@ class SpeedModel:
             one_expert=self._one_expert(shard, layers),
             latent=self.latent,
             packed=self.scheme.bits < 8 and not self.scheme.only_experts,
+            width=self.spec.hidden_size,
             passes=passes,
         )
 
@@ -178,14 +187,20 @@ class SpeedModel:
         node, shard, layers = self.hardware.nodes[slot.node], self._shard(slot), self.fit.stages[slot.pp]
         ram = node.ram_bandwidth / self._sharing(node) * rates.host_read
         held = share * moved.host_experts + moved.host_always
-        packed = 1 / ram
-        if rates.host_compute:  # unpacking few bits takes as long as unpacking four
-            packed += 1 / (rates.host_compute * min(self.scheme.bits / 4, 1.0))
+        packed = 1 / ram + self._host_unpacking(node, rates)
         switches = self.model.sizes.routed_layers(layers) * self._away(shard, layers, moved)
         dense = shard.between(shard.always, layers)
         switches += (layers[1] - layers[0]) * moved.host_always / dense if dense else 0.0
         disk = (share * moved.disk_experts + moved.disk_always) / (node.disk_bandwidth / self._sharing(node))
         return replace(time, host_compute=held * packed + switches * rates.host_layer_seconds, expert_fetch=disk)
+
+    def _host_unpacking(self, node: Node, rates: Rates) -> float:
+        """Seconds a byte, beside those of reading it: by the host's cores where they are known. Few bits take as long as four."""
+        if not rates.host_compute:
+            return 0.0
+        found = 1 / (rates.host_compute * min(self.scheme.bits / 4, 1.0))
+        each = rates.core_weights * (rates.grid_weights if self.scheme.is_grid else 1.0) * self.scheme.bits_per_weight / 8
+        return max(found, self._sharing(node) / (node.cores * each)) if node.cores and each else found
 
     def _with_both(self, slot: DeviceSlot, moved: Offloaded, share: float, rows: float, time: StepTime, rates: Rates) -> StepTime:
         """Weights in host memory beside our fused kernels: the CPU computes a part of them where they lie, while the device fetches the rest."""
@@ -229,8 +244,26 @@ class SpeedModel:
 
     def _slot_time(self, slot: DeviceSlot, work: Work, rates: Rates) -> StepTime:
         bandwidth, flops = slot.device.measured_bandwidth, self._matmul_rate(slot.device)
-        memory, compute = work.floor(bandwidth, flops) if rates is IDEAL else work.seconds(bandwidth, flops, rates)
+        if rates is IDEAL:
+            memory, compute = work.floor(bandwidth, flops * (INTEGER_PEAK if slot.device.kind == "cpu" else 1.0))
+        else:
+            memory, compute = work.seconds(
+                self._unpacked(bandwidth, num_cores(slot.device), rates), flops * self._type_share(slot.device, rates), rates
+            )
         return StepTime(memory=memory, compute=compute)
+
+    def _unpacked(self, bandwidth: float, cores: int, rates: Rates) -> float:
+        """Bytes per second that cores both read and unpack. The two overlap, but not wholly: their times add up as squares do."""
+        if not cores or not rates.core_weights:
+            return bandwidth
+        each = rates.core_weights * (rates.grid_weights if self.scheme.is_grid else 1.0) * self.scheme.bits_per_weight / 8
+        return (bandwidth**-2 + (cores * each) ** -2) ** -0.5
+
+    def _type_share(self, device: Device, rates: Rates) -> float:
+        """Of an engine's rate of products, with these weights: a CPU multiplies 16-bit ones as fp32, not as bytes."""
+        if device.kind == "cpu" and self.scheme.bits >= 16:
+            return min(1 / rates.product, 1.0)
+        return rates.grid_product if self.scheme.is_grid else 1.0
 
     def _launch(self, layers: Interval, device: Device, rates: Rates) -> float:
         key = (layers, device.name)
@@ -270,7 +303,8 @@ class SpeedModel:
         cache = self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
         work = self._work(shard, layers, moved, rows, 1, False, cache=cache, context=context)
         rates = IDEAL if self.kernel_pass.runs(slot, moved) else self._rates(slot)
-        return slot, work, work.parts(slot.device.measured_bandwidth, self._matmul_rate(slot.device), rates)
+        bandwidth = self._unpacked(slot.device.measured_bandwidth, num_cores(slot.device), rates)
+        return slot, work, work.parts(bandwidth, self._matmul_rate(slot.device), rates)
 
     def step_bytes(self, slot: DeviceSlot, share: float, context: int, batch: int) -> float:
         """Weights and KV cache that a device reads per step."""
@@ -315,8 +349,9 @@ class SpeedModel:
         device = self.fit.slots[0].device
         if device.kind == "cpu":
             return CPU_STEP_TOKENS
-        offloaded = self.engine.offload_step_tokens if self.fit.host_bytes else 0
-        return offloaded or self.model.step_tokens(device)
+        if self.fit.host_bytes and self.engine.offload_steps:
+            return offload_step_tokens(self.spec, device.memory_bytes)
+        return self.model.step_tokens(device)
 
     def _prefill_stage(self, pp: int, prompt: int, prompts: int) -> float:
         tokens = prompt * prompts
@@ -354,13 +389,17 @@ class SpeedModel:
         if moved.host_always:
             dense = shard.between(shard.flops_per_token, layers) - shard.between(shard.expert_flops, layers)
             flops += tokens * dense * moved.host_always / max(shard.between(shard.always, layers), 1.0)
-        by_cpu = flops / (_host_flops(node) / self._sharing(node) * rates.host_product)
+        rows = self._rows_per_expert(tokens / chunks)
+        filled = rows / (rows + rates.host_half_rows)
+        by_cpu = flops / (
+            _host_flops(node) / self._sharing(node) * rates.host_product * filled * self._type_share(slot.device, rates)
+        )
         by_link = chunks * (moved.host_always + share * moved.host_experts) / self._link(slot, node, rates)
         disk = streamed.disk + chunks * share * moved.disk_experts / node.disk_bandwidth
         return replace(time, host_compute=min(by_cpu, by_link), disk=disk)
 
 
 def _host_flops(node: Node) -> float:
-    """Plain AVX2 products of the host beside a device, by its cores if they are known, else by the speed of its memory."""
+    """Products of the host beside a device, by its cores if they are known, else by the speed of its memory. Hosts of published rows have AVX-512."""
     cores = node.cores or min(max(node.ram_bandwidth / HOST_BYTES_PER_CORE, 4.0), MOST_HOST_CORES)
-    return cores * ISA_FACTOR[node.isa] * PEAK_FLOPS_PER_CORE * MATMUL_FRACTION
+    return cores * HOST_ISA.get(node.isa, 1.0) * PEAK_FLOPS_PER_CORE * MATMUL_FRACTION

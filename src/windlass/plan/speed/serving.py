@@ -29,6 +29,8 @@ class Pace(NamedTuple):
     """Prompt tokens per second, with short prompts sharing a step."""
     first_seconds: float
     """Of one prompt alone, to its first token."""
+    chunk: int
+    """Prompt tokens of a step that reads prompts."""
     worst: StepTime
     """The slowest stage of a step."""
 
@@ -43,7 +45,19 @@ def pace(times: SpeedModel) -> Pace:
     together, slowest_stage = times.prefill(prompt, prompts)
     through = (slowest_stage if batch >= times.layout.pp > 1 else together) / prompts
     one = seconds if batch == 1 else times.decode(1, work.prompt_tokens)[1]
-    return Pace(batch, rate, seconds, work.prompt_tokens / through, alone + one, worst)
+    chunk = min(prompt * prompts, times.step_tokens)
+    return Pace(batch, rate, seconds, work.prompt_tokens / through, alone + one, chunk, worst)
+
+
+def sustained_rate(found: Pace, prompt: int, new: int, rides: float) -> float:
+    """Output tokens per second of one replica in a steady stream: every `new` tokens of output need `prompt` tokens of prompt."""
+    return 1 / (1 / found.rate + prompt / new / found.prompt_rate - saved_by_riding(found, prompt, new, rides))
+
+
+def saved_by_riding(found: Pace, prompt: int, new: int, rides: float) -> float:
+    """Seconds per output token: in an engine that mixes, sequences that decode ride along in steps that read prompts, and get `rides` of a token
+    there for nothing."""
+    return rides * prompt / new * min(found.batch / found.chunk, found.rate / found.prompt_rate) / found.rate
 
 
 def _together(most: int, prompt_seconds: float, token_seconds: float) -> int:
@@ -56,7 +70,7 @@ def speed(times: SpeedModel) -> Speed:
     ceiling, _, _ = times.decode(found.batch, 0, lossless=True)
     busy = min(times.layout.dp, work.concurrency)  # one sequence keeps only one replica busy
     sustained = (
-        _burst(times, found) if work.requests else 1 / (1 / found.rate + work.prompt_tokens / work.new_tokens / found.prompt_rate)
+        _burst(times, found) if work.requests else sustained_rate(found, work.prompt_tokens, work.new_tokens, times.engine.rides)
     )
     experts = times.spec.experts
     decode, prefill, sustained = found.rate * busy, found.prompt_rate * busy, sustained * busy
@@ -94,7 +108,10 @@ def _burst(times: SpeedModel, found: Pace) -> float:
         decoding = work.new_tokens * (waves * _step(times, running) + (_step(times, rest) if rest else 0.0))
     else:
         decoding = work.new_tokens * ((requests - running) / running * _step(times, running) + _drain(times, running))
-    return requests * work.new_tokens / (prompts + decoding)
+    riding = (
+        (requests - running) * work.new_tokens * saved_by_riding(found, work.prompt_tokens, work.new_tokens, times.engine.rides)
+    )
+    return requests * work.new_tokens / (prompts + decoding - riding)
 
 
 def _drain(times: SpeedModel, running: int) -> float:

@@ -46,3 +46,8 @@ class StepTime:
 def beyond(floor: StepTime, seconds: float) -> StepTime:
     """Counts the time beyond the roofline as kernel overhead."""
     return replace(floor, kernels=max(seconds - floor.memory - floor.compute, 0.0))
+
+
+def at_once(time: StepTime) -> StepTime:
+    """If the device, its link, the disk and the CPU all worked side by side: for ceilings."""
+    return replace(time, host_link=max(time.host_link, time.expert_fetch, time.host_compute), expert_fetch=0.0, host_compute=0.0)

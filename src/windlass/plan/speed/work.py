@@ -26,6 +26,8 @@ class Work:
     latent: bool
     packed: bool = False
     """Dense matrices of fewer than 8 bits."""
+    width: int = 0
+    """Inputs of a dense matrix."""
     passes: int = 1
     """How often the weights are read: once per step or per prefill chunk."""
 
@@ -44,13 +46,14 @@ class Work:
         """(seconds of reads, seconds of products) of each kind of work."""
         small = self.one_expert / (self.one_expert + rates.half_expert) if self.one_expert else 1.0
         filled = self.rows_per_expert / (self.rows_per_expert + rates.half_rows)
+        long = self.width / (self.width + rates.half_width) if self.width else 1.0
         cache = rates.latent_cache if self.latent else rates.cache
         read = self.passes * self.expert_bytes / (rates.expert_read * small) / bandwidth
         product = self.expert_flops / (rates.expert_product * filled) / flops
         return {
             "dense": (
                 self.passes * self.dense_bytes / (rates.read * (rates.packed if self.packed else 1.0)) / bandwidth,
-                self.dense_flops / rates.product / flops,
+                self.dense_flops / (rates.product * long) / flops,
             ),
             # Few rows are multiplied one by one, reading an expert for each, rather than in tiles that stay empty.
             "experts": (read, min(product, max(read * self.rows_per_expert, product * filled)) if read else product),

@@ -39,16 +39,21 @@ class RollingRate:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._began = now()
-        self._buckets: deque[tuple[int, int]] = deque()
+        self._buckets: deque[list[int]] = deque()
+        self._last, self._ends = [0, 0], 0.0
+        """The bucket that is being filled, [its number, its count], and when it ends."""
 
     def add(self, count: int) -> None:
-        bucket = int(self._now() / self.BUCKET_SECONDS)
-        if self._buckets and self._buckets[-1][0] == bucket:
-            self._buckets[-1] = (bucket, self._buckets[-1][1] + count)
-        else:
-            self._buckets.append((bucket, count))
-            while self._buckets[0][0] < bucket - RATE_SECONDS / self.BUCKET_SECONDS - 1:
-                self._buckets.popleft()
+        now = self._now()
+        if now >= self._ends:
+            self._begin(int(now / self.BUCKET_SECONDS))
+        self._last[1] += count
+
+    def _begin(self, bucket: int) -> None:
+        self._last, self._ends = [bucket, 0], (bucket + 1) * self.BUCKET_SECONDS
+        self._buckets.append(self._last)
+        while self._buckets[0][0] < bucket - RATE_SECONDS / self.BUCKET_SECONDS - 1:
+            self._buckets.popleft()
 
     @property
     def per_second(self) -> float:

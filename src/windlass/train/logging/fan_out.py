@@ -12,6 +12,9 @@ import msgspec
 from windlass.machine.energy import EnergyCounters
 from windlass.train.progress import StepReport
 
+RANKS = "ranks"
+"""The event with the times of all ranks; too long for a log."""
+
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics after a step. None: not available."""
@@ -44,7 +47,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
 class Sink(Protocol):
     def sample(self, sample: StepMetrics) -> None: ...
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Other events: validation, checkpoint, rollback, note, stop."""
+        """Other events: validation, checkpoint, rollback, ranks, note, stop."""
         ...
 
     def close(self) -> None: ...
@@ -94,6 +97,8 @@ class MetricsLogger:
         )
         for sink in self._sinks:
             sink.sample(sample)
+        if ranks := getattr(report, "ranks", ()):
+            self.event(RANKS, ranks=ranks)
         return sample
 
     def validation(self, step: int, loss: float) -> None:

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import msgspec
 
-from windlass.train.logging.fan_out import StepMetrics
+from windlass.train.logging.fan_out import RANKS, StepMetrics
 
 
 class JsonLines:
@@ -26,7 +26,8 @@ class JsonLines:
         self._write(msgspec.json.encode(sample))
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        self._write(msgspec.json.encode({"event": kind, **values}))
+        if kind != RANKS:
+            self._write(msgspec.json.encode({"event": kind, **values}))
 
     def close(self) -> None:
         self._stream.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from windlass.core.metrics import training
+from windlass.core.metrics import serving, training
 from windlass.errors import BadInput, MissingExtra
-from windlass.train.logging.fan_out import StepMetrics
+from windlass.train.logging.fan_out import RANKS, StepMetrics
+from windlass.train.progress import RankTimes
 
 GAUGES = {
     "loss": training.LOSS,
@@ -30,6 +31,31 @@ NOT_FINITE = "not_finite"
 COUNTED = ("rollback", "checkpoint", "checkpoint_failed")
 
 
+class _RankCounters:
+    """Times of the ranks under the names that a split model has, so that the same rule names the straggler."""
+
+    def __init__(self, client: Any, registry: Any) -> None:
+        self._steps, self._seconds, self._collectives = (
+            client.Counter(made.family, made.help, made.labels, registry=registry)
+            for made in (serving.RANK_STEPS, serving.RANK_STEP_SECONDS, serving.RANK_COLLECTIVE_SECONDS)
+        )
+        self._known: dict[tuple[str, ...], float] = {}
+
+    def show(self, ranks: Sequence[RankTimes]) -> None:
+        for one in ranks:
+            labels = (str(one.rank), one.host)
+            self._grow(self._steps, "steps", labels, one.steps)
+            self._grow(self._seconds, "seconds", labels, one.step_seconds)
+            for part, seconds in one.collective_seconds.items():
+                self._grow(self._collectives, "collective", (*labels, part, ""), seconds)
+
+    def _grow(self, counter: Any, name: str, labels: tuple[str, ...], total: float) -> None:
+        """Totals begin anew with every process, as this one's counters do."""
+        before = self._known.get((name, *labels), 0.0)
+        self._known[name, *labels] = total
+        counter.labels(*labels).inc(max(total - before, 0.0))
+
+
 class Prometheus:
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         """`port` 0: any free port; `self.port` is the actual one."""
@@ -47,6 +73,7 @@ class Prometheus:
             client.Gauge(made.name, made.help, registry=registry)
             for made in (training.LAST_CHECKPOINT, training.CHECKPOINT_INTERVAL)
         )
+        self._ranks = _RankCounters(client, registry)
         for kind in (*COUNTED, NOT_FINITE):
             self._events.labels(kind=kind)  # at 0 from the start: the first one is an increase
         self._saved_at, self._num_tokens, self._longest = time.time(), 0, 0.0
@@ -69,6 +96,8 @@ class Prometheus:
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
         if kind == "validation":
             self._gauges["validation_loss"].set(values["loss"])
+        elif kind == RANKS:
+            self._ranks.show(values["ranks"])
         elif kind in COUNTED:
             self._events.labels(kind=kind).inc()
             self._loss_or_checkpoint(kind, values)

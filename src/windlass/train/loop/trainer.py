@@ -109,17 +109,20 @@ class Trainer(ABC):
             update_biases(self.balancers, loads, self.settings.loss.bias_rate)
         entropy, parts = self._reduced_losses(losses)
         tokens = self._advance()
+        every_load = [load.tolist() for load in self.ranks.gather_loads(loads)]
+        seconds = perf_counter() - began
         return StepReport(
             step=self.progress.step,
             loss=entropy,
             grad_norm=norm,
             lr=lr,
             tokens=tokens,
-            seconds=perf_counter() - began,
-            expert_load=[load.tolist() for load in self.ranks.gather_loads(loads)],
+            seconds=seconds,
+            expert_load=every_load,
             parts=parts,
             first_sample=first,
             applied=applied,
+            ranks=self.ranks.end_step(seconds),
         )
 
     def validate(self) -> float:

@@ -6,6 +6,7 @@ Losses are means over the whole step, so gradients are summed over data-parallel
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -32,9 +33,11 @@ from windlass.train.model.model import MicroBatch, TrainingModel
 from windlass.train.model.packing import IGNORED
 from windlass.train.parallel.dispatch import DispatchedExperts
 from windlass.train.parallel.meshes import Meshes, degrees
+from windlass.train.parallel.rank_clock import RankClock
 from windlass.train.parallel.reduce import all_reduce_gradients, gradient_of
 from windlass.train.parallel.stages import Pipeline, StageModule
 from windlass.train.params.layout import ParameterLayout, TensorSlice
+from windlass.train.progress import RankTimes
 from windlass.train.step import SingleRank, StepLosses, accumulate_gradients
 from windlass.weights.tensors.shards import RankShare
 
@@ -65,6 +68,7 @@ class MeshRank(SingleRank):
         self._replicated: set[str] = set()
         """Tensors that every tp rank holds whole."""
         self._pipeline: Pipeline | None = None
+        self.clock = RankClock() if device.type == "cpu" else None
 
     # --- the shard of this rank
 
@@ -147,7 +151,17 @@ class MeshRank(SingleRank):
         dist.all_reduce(number)
         return number
 
+    def _timed(self, part: str) -> AbstractContextManager[None]:
+        return nullcontext() if self.clock is None else self.clock.part(part)
+
+    def end_step(self, seconds: float) -> tuple[RankTimes, ...]:
+        return () if self.clock is None else self.clock.end_step(seconds)
+
     def run(self, model: TrainingModel, micros: Sequence[MicroBatch]) -> StepLosses:
+        with self._timed("model"):
+            return self._run(model, micros)
+
+    def _run(self, model: TrainingModel, micros: Sequence[MicroBatch]) -> StepLosses:
         if self._pipeline is not None:
             return self._pipeline.run(micros)
         return accumulate_gradients(model, micros, before=self._before if isinstance(model, FSDPModule) else None)
@@ -162,10 +176,11 @@ class MeshRank(SingleRank):
         return torch.stack([model(micro).entropy for micro in micros]).sum()
 
     def reduce_gradients(self, parameters: Mapping[str, Tensor]) -> None:
-        if self.of.tp > 1:
-            self._reduce_over_tp(parameters)
-        if self.meshes.dense_mesh is None and self.dp_size > 1:
-            self._reduce_over_data(parameters)
+        with self._timed("gradients"):
+            if self.of.tp > 1:
+                self._reduce_over_tp(parameters)
+            if self.meshes.dense_mesh is None and self.dp_size > 1:
+                self._reduce_over_data(parameters)
 
     def _reduce_over_data(self, parameters: Mapping[str, Tensor]) -> None:
         """Without FSDP: over ranks with the same weights."""

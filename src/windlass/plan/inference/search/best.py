@@ -7,83 +7,33 @@ Weights are offloaded to host memory and disk only if no scheme fits, and then i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
 
 import msgspec
 
 from windlass.core import fused
-from windlass.core.hardware.measured import MeasuredRun
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
-from windlass.core.model import ModelSpec
 from windlass.core.rule import Rule
-from windlass.core.scheme import KV_BYTES, Scheme, scheme
-from windlass.core.workload import GOALS, Workload, workload
-from windlass.errors import BadInput, Impossible
+from windlass.core.scheme import Scheme
+from windlass.errors import Impossible
 from windlass.plan.cost.running import cost_of
 from windlass.plan.engines.classes import device_class
-from windlass.plan.engines.load import NAMES, engine, loads_scheme
+from windlass.plan.engines.load import loads_scheme
 from windlass.plan.engines.profile import EngineProfile
-from windlass.plan.engines.tried import not_run_yet
 from windlass.plan.inference.advice import BATCH_FOR_SERVER
 from windlass.plan.inference.candidates import Candidate, evaluate, most_sequences, queued
-from windlass.plan.inference.feasible import check_layout, check_pins, layouts, working_layouts
+from windlass.plan.inference.feasible import check_layout, layouts, working_layouts
+from windlass.plan.inference.search.choices import engines, preferred, schemes
+from windlass.plan.inference.search.request import LoadRequest, PlanRequest, check, request_workload
 from windlass.plan.inference.sites import Site, raised_limit, sites
 from windlass.plan.shards import ModelShards, shards_of
+from windlass.plan.speed.load import ServedLoad
 
 LARGE = 64
 """Above this many devices, only the three shortest pipelines that fit are tried per (tp, ep): longer ones only add latency."""
-
-
-@dataclass(frozen=True)
-class LoadRequest:
-    """A stream of requests, and the limits of their times."""
-
-    rate: float
-    first_seconds: float
-    between_seconds: float
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """What to plan: model, hardware, workload, and what the user pinned."""
-
-    spec: ModelSpec
-    rules: tuple[Rule, ...]
-    hardware: Hardware
-    context_tokens: int
-    concurrency: int | None = None
-    """None: 1 for latency; as many as fit for throughput and cost."""
-    goal: str = "latency"
-    engine: str = "auto"
-    quant: str = "auto"
-    group: int = 128
-    kv: str = "bf16"
-    pins: dict[str, int] = field(default_factory=dict[str, int])
-    prompt_tokens: int | None = None
-    new_tokens: int | None = None
-    requests: int = 0
-    """A burst of so many requests at once; 0: a steady stream."""
-    spread: bool = False
-    """Its answers differ in length, as those of a chat log do."""
-    explain: bool = False
-    load: LoadRequest | None = None
-    measured: tuple[MeasuredRun, ...] = ()
-    """Benchmark runs of this machine."""
-    last_resort: bool = False
-    """Nothing else can do it: a path of our engine that was never run is better than none, and is said to be one."""
-    first_engine: bool = False
-    """Try no other engine than the one that comes first."""
-    waits: bool = True
-    """Sequences that do not fit into memory at once may wait; otherwise all of them must fit at full length."""
-    queue: bool = False
-    """Let them wait: the search sets it where they do not all fit."""
-    draft_tokens: int = 0
-    acceptance: float = 0.0
-    cached_prefix: float = 0.0
-    region: str = "world"
-    stored: Scheme | None = None
-    """How the files on this disk are quantized; None: they are not, or only the published config is known."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +118,11 @@ class _SiteSearch:
 
     def on_devices(self) -> SearchResult | None:
         """The least lossy scheme that fits; the others are runners-up."""
-        ranked = [(how, found) for how in schemes(self.request) if (found := self._fitting(how))]
+        if _device_bytes(self.request.hardware) < least_bytes(self.request.rules):
+            return None
+        ranked = self._quick_first(
+            [(how, found) for how in schemes(self.request) if (found := self._fitting(how) or self._nearly(how))]
+        )
         for place, (_, found) in enumerate(ranked):
             for candidate in found:
                 best = self._whole(candidate)
@@ -176,6 +130,25 @@ class _SiteSearch:
                     rest = [others[0] for _, others in ranked[place + 1 :]]
                     return SearchResult(best=best, others=runners_up(candidate, found, rest), site=self.site)
         return None
+
+    def _quick_first(self, ranked: list[tuple[Scheme, list[Candidate]]]) -> list[tuple[Scheme, list[Candidate]]]:
+        """Where output counts, fp8 before bf16 if it gives much more: devices have units for it, and its loss is next to none."""
+        if self.request.goal == "latency" or [how.name for how, _ in ranked[:2]] != ["bf16", "fp8"]:
+            return ranked
+        (_, whole), (_, half) = ranked[:2]
+        gains = half[0].speed.sustained_tokens_per_second / whole[0].speed.sustained_tokens_per_second
+        return [ranked[1], ranked[0], *ranked[2:]] if gains > MUCH else ranked
+
+    def _nearly(self, how: Scheme) -> list[Candidate]:
+        """If most of the sequences fit at full length, all run at their mean length, as servers do it: better than fewer bits for all."""
+        asked = self.request.concurrency or 1
+        if asked == 1 or self.request.queue or self.request.first_engine or not self.request.waits:
+            return []
+        most = self._asking(concurrency=ceil(MOST_OF_THEM * asked), waits=False)
+        return self._asking(queue=True)._fitting(how) if most._fitting(how) else []
+
+    def _asking(self, **changes: Any) -> _SiteSearch:
+        return _SiteSearch(replace(self.request, **changes), self.site, self.sizes, [])
 
     def _whole(self, found: Candidate) -> Candidate:
         """Evaluates every device of the replica; with fewer sequences if a device that was not evaluated before is fuller."""
@@ -192,14 +165,36 @@ class _SiteSearch:
         there are no others."""
         able = sorted(preferred(self.request, engines(self.request)), key=lambda one: self._untuned(one, how))
         able = [one for one in able if loads_scheme(one, how.name) or self.request.stored is not None or one.name == "windlass"]
-        able = [one for one in able if self._serves(one)] or able
-        for one in able[:1] if self.request.first_engine else able:
-            for idle in (False, True):
-                fitting = self._candidates(one, how, idle)
-                if fitting:
-                    near = [found for found in fitting if not self._far(found.layout)]
-                    return sorted(near or fitting, key=lambda found: rank(self.request, found))
+        able = [one for one in able if self._serves(one) and not one.only_offload] or able
+        asked = able[:1] if self.request.first_engine else able
+        tried = (fitting for one in asked if (fitting := self._of_engine(one, how)))
+        first = next(tried, list[Candidate]())
+        if not first or not self._personal():
+            return first
+        return max((first, *tried), key=lambda found: found[0].speed.decode_tokens_per_second * (MUCH if found is first else 1.0))
+
+    def _of_engine(self, one: EngineProfile, how: Scheme) -> list[Candidate]:
+        for idle in (False, True):
+            fitting = self._candidates(one, how, idle)
+            if fitting:
+                near = [found for found in fitting if not self._far(found.layout)]
+                return self._serving_first(sorted(near or fitting, key=lambda found: rank(self.request, found)))
         return []
+
+    def _serving_first(self, ranked: list[Candidate]) -> list[Candidate]:
+        """With a load, what serves most within its limits: of those with most output and those with the quickest steps."""
+        load = self.request.load
+        if load is None or self.request.concurrency is not None:
+            return ranked
+        few = 1 if len(self.site.devices) > LARGE else SHORTLIST
+        quick = sorted(ranked[few:], key=lambda one: one.speed.step_seconds)[:few]
+        tried = sorted([*ranked[:few], *quick], key=lambda one: -_most_served(load, one))
+        return [*tried, *(one for one in ranked if not any(one is other for other in tried))]
+
+    def _personal(self) -> bool:
+        """One user at a card of a personal computer: there the quickest engine is recommended, not the one made for servers."""
+        one = self.request.goal == "latency" and (self.request.concurrency or 1) == 1
+        return one and len(self.site.devices) == 1 and device_class(self.site.devices[0]) == "consumer"
 
     def _serves(self, one: EngineProfile) -> bool:
         """Not an engine for a few users where many are asked for."""
@@ -265,7 +260,11 @@ class _SiteSearch:
                 break
         if not found:
             return None
-        found.sort(key=lambda one: (one.fit.short_bytes, self._far(one.layout), not _own_offload(one), *rank(self.request, one)))
+        found.sort(
+            key=lambda one: (
+                one.fit.short_bytes, self._far(one.layout), _never_run(one), not _own_offload(one), *rank(self.request, one)
+            )
+        )  # fmt: skip
         fitting = [candidate for candidate in found[1:] if candidate.fits and candidate.layout != found[0].layout]
         return SearchResult(best=found[0], others=runners_up(found[0], fitting, []), site=self.site)
 
@@ -279,11 +278,22 @@ class _SiteSearch:
 
 
 SPILLED_SEQUENCES = (1, 4, 16, 64)
+MUCH = 1.3
+"""More than predictions err."""
+MOST_OF_THEM = 0.75
+SHORTLIST = 3
+"""Candidates whose load is worked out, of either kind."""
 
 
 def _own_offload(found: Candidate) -> bool:
     """Experts beside one GPU with our kernels: CPU and link work together, which was measured at twice the speed of the others."""
     return found.engine.name == "windlass" and found.layout.world == 1 and not found.fit.disk_bytes and found.times.offloads
+
+
+def _never_run(found: Candidate) -> bool:
+    """Paths of our engine beside a GPU that are planned for only: others do it today."""
+    beside = any(slot.device.kind != "cpu" for slot in found.fit.slots)
+    return found.engine.name == "windlass" and beside and not _own_offload(found)
 
 
 def runners_up(best: Candidate, ranked: list[Candidate], other_schemes: list[Candidate]) -> tuple[Candidate, ...]:
@@ -302,154 +312,10 @@ def _no_layout(request: PlanRequest, refused: list[str]) -> str:
     return f"{why}; on {request.hardware.num_devices} devices use {working}" if working else why
 
 
-def check(request: PlanRequest) -> None:
-    spec = request.spec
-    if request.context_tokens > spec.context_tokens:
-        raise Impossible(
-            f"--context {request.context_tokens:,} exceeds the {spec.context_tokens:,} tokens of {spec.name}; "
-            f"use --context {spec.context_tokens} or less"
-        )
-    if request.context_tokens < 1:
-        raise BadInput("--context must be at least 1")
-    if request.concurrency is not None and not 1 <= request.concurrency <= 10**6:
-        raise BadInput("--concurrency must be from 1 to 1,000,000")
-    if request.goal not in GOALS:
-        raise BadInput(f"--goal must be one of {', '.join(GOALS)}, not {request.goal!r}")
-    for name in ("prompt_tokens", "new_tokens"):
-        value = getattr(request, name)
-        if value is not None and value < 1:
-            raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
-    if not 0 <= request.draft_tokens <= 16 or not 0 <= request.acceptance <= 1 or not 0 <= request.cached_prefix < 1:
-        raise BadInput("--drafts is from 0 to 16, --acceptance from 0 to 1, --cached-prefix from 0 to less than 1")
-    if not 0 <= request.requests <= 10**7:
-        raise BadInput("--requests must be from 1 to 10,000,000")
-    work = request_workload(request)
-    if work.prompt_tokens + work.new_tokens > max(request.context_tokens, 2):
-        raise BadInput(
-            f"--prompt-tokens {work.prompt_tokens:,} plus --new-tokens {work.new_tokens:,} exceed --context {request.context_tokens:,}"
-        )
-    scheme("int4", request.group)  # refuses an invalid group size whatever the scheme
-    check_pins(spec, request.hardware.num_devices, request.pins)
-
-
-def runs_on(found: EngineProfile, request: PlanRequest) -> bool:
-    return supports(found, request.spec) and not _unsupported_kinds(found, request)
-
-
-def supports(found: EngineProfile, spec: ModelSpec) -> bool:
-    """Peers take their models from the same published architectures as vLLM, which is asked for all of them."""
-    return (found.name if found.name == "windlass" else "vllm") in spec.engines
-
-
-def _unsupported_kinds(found: EngineProfile, request: PlanRequest) -> set[str]:
-    """Device kinds that the engine does not support."""
-    extra = found.kinds_on_request if request.engine == found.name else ()
-    return {device.kind for device in request.hardware.distinct_devices} - {*found.kinds, *extra}
-
-
-def engines(request: PlanRequest) -> list[EngineProfile]:
-    """The one set with --engine, or all that run the model on these devices today; if none does, the embedded one for its memory model."""
-    if request.engine != "auto":
-        found = engine(request.engine)
-        unsupported = _unsupported_kinds(found, request)
-        if unsupported:
-            raise Impossible(
-                f"{found.title} does not support {', '.join(sorted(unsupported))} devices; use --engine {_for_kinds(request)}"
-            )
-        if request.spec.engines and not supports(found, request.spec):
-            others = " or ".join(request.spec.engines)
-            raise Impossible(f"{found.name} does not support {request.spec.name} ({request.spec.family}); use --engine {others}")
-        _check_scheme(found, request)
-        return [found]
-    return [found for found in map(engine, _choices(request)) if runs_on(found, request) and _loads(found, request)] or [
-        engine("windlass")
-    ]
-
-
-def _choices(request: PlanRequest) -> tuple[str, ...]:
-    """Engines worth trying on these devices, without those paths of ours that were never run."""
-    devices = request.hardware.distinct_devices
-    kinds = {device.kind for device in devices}
-    peers = ("mlx", "llama.cpp") if kinds == {"metal"} else ("llama.cpp",) if "cpu" in kinds else ("vllm", "llama.cpp")
-    if request.hardware.num_devices == 1 and device_class(devices[0]) in ("unified", "rdna"):
-        peers = ("llama.cpp", "vllm")  # what people run there, and the faster of the two where both were measured
-    one = 1 if kinds == {"cpu"} else request.hardware.num_devices
-    tried = not not_run_yet(devices, one, offloads=False, to_disk=False, has_kernels=False)
-    return ("windlass", *peers) if tried or request.last_resort else peers
-
-
-def _for_kinds(request: PlanRequest) -> str:
-    kinds = {device.kind for device in request.hardware.distinct_devices}
-    return "mlx" if kinds == {"metal"} else "llama.cpp"
-
-
-def _scheme_name(request: PlanRequest) -> str:
-    return request.quant if request.quant != "auto" else request.stored.name if request.stored is not None else ""
-
-
-def _loads(found: EngineProfile, request: PlanRequest) -> bool:
-    own_files = found.name == "windlass" and request.quant == "auto"  # whatever Windlass has opened, it loads
-    name = _scheme_name(request)
-    return (not name or own_files or loads_scheme(found, name)) and (request.kv in found.caches or request.kv not in KV_BYTES)
-
-
-def _check_scheme(found: EngineProfile, request: PlanRequest) -> None:
-    if request.kv in KV_BYTES and request.kv not in found.caches:
-        able = [name for name in NAMES if request.kv in engine(name).caches]
-        raise Impossible(
-            f"{found.title} has no KV cache in {request.kv}, only in {', '.join(found.caches)}; use --engine {' or '.join(able)}"
-        )
-    if not _loads(found, request):
-        able = [name for name in NAMES if loads_scheme(engine(name), _scheme_name(request))]
-        raise Impossible(f"{found.title} does not load {_scheme_name(request)} files; use --engine {' or '.join(able) or 'auto'}")
-
-
-def schemes(request: PlanRequest) -> list[Scheme]:
-    """Least lossy first. Files that are quantized run as they are; a checkpoint published in fewer bits is not converted to more; fp8
-    needs a device with units for it."""
-    only = _cpu_schemes(request)
-    if request.quant != "auto":
-        if only and request.quant not in only:
-            raise Impossible(
-                f"{request.engine} supports {' and '.join(only)} on a CPU, not {request.quant}; use --engine windlass"
-            )
-        return [scheme(request.quant, request.group, request.kv)]
-    if only:
-        return [scheme(only[0], request.group, request.kv)]
-    if request.stored is not None:
-        return [msgspec.structs.replace(request.stored, kv=request.kv)]
-    order = ["bf16", "fp8", "int8", "int4"]
-    native = request.spec.native_scheme
-    if native == "mxfp4":
-        order = ["mxfp4", "int4"]
-    elif native == "fp8":
-        order = ["fp8", "int8", "int4"]
-    if any("fp8" not in device.flops for device in request.hardware.distinct_devices):
-        order = [name for name in order if name != "fp8"] or ["int8", "int4"]
-    return [scheme(name, request.group, request.kv) for name in order]
-
-
-def _cpu_schemes(request: PlanRequest) -> tuple[str, ...]:
-    on_cpu = any(device.kind == "cpu" for device in request.hardware.distinct_devices)
-    return engine(request.engine).cpu_schemes if on_cpu and request.engine != "auto" else ()
-
-
-def request_workload(request: PlanRequest) -> Workload:
-    made = workload(
-        request.context_tokens,
-        request.concurrency or 1,
-        request.goal,
-        prompt_tokens=request.prompt_tokens,
-        new_tokens=request.new_tokens,
-    )
-    return msgspec.structs.replace(
-        made,
-        requests=request.requests,
-        spread=request.spread,
-        draft_tokens=request.draft_tokens,
-        acceptance=request.acceptance,
-        cached_prefix=request.cached_prefix,
-    )
+def _most_served(load: LoadRequest, candidate: Candidate) -> float:
+    """Requests per second of all replicas within the limits; 0 if not even one at a time keeps them."""
+    most = max(candidate.workload.concurrency // candidate.layout.dp, 1)
+    return round(ServedLoad(candidate.times, most).most_within(load.first_seconds, load.between_seconds) * candidate.layout.dp, 3)
 
 
 def rank(request: PlanRequest, candidate: Candidate) -> tuple[float, ...]:
@@ -464,10 +330,3 @@ def rank(request: PlanRequest, candidate: Candidate) -> tuple[float, ...]:
         return (-round(speed.sustained_tokens_per_second, 1), *plain)
     priced = cost_of(request.hardware.devices[: layout.world], speed.sustained_tokens_per_second)
     return (priced.usd_per_million_output_tokens or -speed.sustained_tokens_per_second, *plain)
-
-
-def preferred(request: PlanRequest, available: list[EngineProfile]) -> list[EngineProfile]:
-    """The embedded engine first, unless the concurrency is high or the goal is throughput or cost."""
-    many = request.concurrency > BATCH_FOR_SERVER if request.concurrency else request.goal != "latency"
-    first = "vllm" if many else "windlass"
-    return sorted(available, key=lambda found: found.name != first)

@@ -1,0 +1,1 @@
+"""The search: what is asked, which engines and schemes it allows, and the best layout of them."""
