@@ -18,6 +18,7 @@ from windlass.core.fused import BLOCK_INPUTS, slice_blocks
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
 from windlass.core.scheme import scheme
+from windlass.core.tiers.device import DeviceSplit
 from windlass.core.tiers.values import Speeds
 from windlass.engine.engine import Engine
 from windlass.engine.load import build, make_engine, with_limits
@@ -27,7 +28,7 @@ from windlass.kernels.step import BLOCK_TOKENS
 from windlass.nn.decoder import Decoder
 from windlass.offload.device import dense, weights
 from windlass.offload.device.dense import DenseTieredWeights
-from windlass.offload.device.weights import DeviceSplit, DeviceTier, DeviceTieredWeights
+from windlass.offload.device.weights import DeviceTier, DeviceTieredWeights
 from windlass.units import parse_bytes
 from windlass.weights.load.random import RandomWeights
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from windlass.core.launch import Launch, RandomInit
-from windlass.core.request import GREEDY
+from windlass.core.request import Sampling
 from windlass.units import format_bytes, parse_bytes
 
 FIO = (
@@ -79,7 +79,9 @@ def decode(launch: Launch, prompt: list[int], steps: int, batch: int, rounds: in
     loaded, load_peak = time.perf_counter() - began, process_memory().peak_bytes
     for number in range(batch):
         request = [token + number for token in prompt]
-        engine.submit(Submit(id=number, token_ids=request, sampling=GREEDY, max_tokens=steps * rounds + 4, logprobs=0))
+        # Sampled: random weights repeat one token otherwise, and a mixture the same few experts.
+        sampling = Sampling(temperature=1.0, seed=number)
+        engine.submit(Submit(id=number, token_ids=request, sampling=sampling, max_tokens=steps * rounds + 4, logprobs=0))
     tokens: list[Any] = []
 
     def step() -> None:

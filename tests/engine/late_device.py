@@ -27,7 +27,7 @@ from cuda_references import greedy_reference
 from windlass.engine.engine import Engine
 from windlass.engine.execute import runner
 from windlass.engine.execute.buffers import Buffers
-from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep, _copy
+from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep, _copy, decode_step
 from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.kernels.step import KvCache, Step, attention_cache
 
@@ -116,7 +116,7 @@ class LateGraphs(DecodeGraphs):
         return InFlightStep(captured, sequences, longest, tokens, done)
 
     def _capture(self, size: int, longest: int) -> CapturedGraph:
-        step = self._view(size, longest)
+        step = decode_step(self._step, size, longest)
         self._stream.synchronize()
         assert int(step.lengths.max()) <= longest
         logits = self._decoder(step, self._caches)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.core.launch import Launch, RandomInit
-from windlass.core.layout import Layout
+from windlass.core.layout import Layout, coordinates
 from windlass.core.place import place
 from windlass.core.request import Sampling
 from windlass.core.scheme import scheme
@@ -23,6 +23,8 @@ TINY = Path(__file__).parents[1] / "families" / "tiny"
 FAMILIES = tuple(sorted(path.stem for path in TINY.glob("*.json") if path.stem not in ("evo2", "glm_moe_dsa")))
 """All that can be run."""
 
+ONE = Layout()
+
 Answer = list[tuple[int, float, tuple[tuple[int, float], ...]]]
 """Token, its log-probability, and those of the likeliest."""
 
@@ -33,16 +35,16 @@ def config(name: str) -> dict[str, Any]:
 
 
 @cache
-def demand(name: str, how: str = "bf16") -> Demand:
+def demand(name: str, how: str = "bf16", layout: Layout = ONE, rank: int = 0) -> Demand:
     spec = describe(config(name), name)
-    table, stored = rules(spec), scheme(how)
-    placement = place(table, spec.num_layers, Layout(), stored)
-    return demand_of(planned_tensors(table, spec, placement, Layout(), stored, 0, (0, spec.num_layers)), spec)
+    table, stored, at = rules(spec), scheme(how), coordinates(layout, rank)
+    placement = place(table, spec.num_layers, layout, stored)
+    return demand_of(planned_tensors(table, spec, placement, layout, stored, at.tp, placement.stages[at.pp]), spec)
 
 
-def placed(name: str, units: frozenset[int], slots: int, how: str = "bf16") -> TierPlacement:
+def placed(name: str, units: frozenset[int], slots: int, how: str = "bf16", layout: Layout = ONE, rank: int = 0) -> TierPlacement:
     """These units, and, with any slots, the experts on disk."""
-    found = demand(name, how)
+    found = demand(name, how, layout, rank)
     pool = found.experts if slots else None
     sizes = [in_blocks(found.units[index].num_bytes) for index in units]
     return TierPlacement(
@@ -56,8 +58,21 @@ def placed(name: str, units: frozenset[int], slots: int, how: str = "bf16") -> T
     )
 
 
-def launch(name: str, folder: Path | None = None, tiers: tuple[TierPlacement, ...] = (), how: str = "bf16") -> Launch:
+def everything(name: str, layout: Layout, slots: int) -> tuple[TierPlacement, ...]:
+    """Of each rank, all that can be is on disk."""
+
+    def one(rank: int) -> TierPlacement:
+        units = frozenset(range(len(demand(name, layout=layout, rank=rank).units)))
+        return placed(name, units, slots, layout=layout, rank=rank)
+
+    return tuple(one(rank) for rank in range(layout.world))
+
+
+def launch(
+    name: str, folder: Path | None = None, tiers: tuple[TierPlacement, ...] = (), how: str = "bf16", layout: Layout = ONE
+) -> Launch:
     return Launch(
+        layout=layout,
         model=name,
         device="cpu",
         random_weights=RandomInit(config=config(name), scheme=how),

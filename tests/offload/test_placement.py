@@ -31,5 +31,5 @@ def test_a_cap_above_what_is_free_is_what_is_free() -> None:
 
 def test_a_folder_that_a_gpu_does_not_use_is_refused() -> None:
     nothing: Any = None
-    with pytest.raises(BadInput, match="no effect on a GPU yet"):
+    with pytest.raises(BadInput, match="not on disk"):
         build_decoder(Launch(disk_folder="/tmp"), "cuda", nothing, 0, None)

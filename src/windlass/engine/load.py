@@ -133,7 +133,7 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
             device=device,
             dtype=dtype,
             keep_quantized=not launch.exact,
-            tiled=shard.is_whole and not launch.adapters and _tiled(opened.spec, launch.kv_type, device),
+            tiled=_uses_tiles(launch, shard, opened.spec, device),
             progress=progress,
         )
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
@@ -162,7 +162,7 @@ def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -
         placement=shard.placement,
         tp_index=shard.tp_index,
         device=device,
-        tiled=shard.is_whole and _tiled(spec, launch.kv_type, device),
+        tiled=_uses_tiles(launch, shard, spec, device),
     )
     placement = shard.placement or place(table, spec.num_layers, shard.layout, how)
     tensors = partial(planned_tensors, table, spec, placement, shard.layout, how, shard.tp_index, shard.layers(spec))
@@ -176,11 +176,16 @@ def _loaded(launch: Launch, device: str, weights: RankWeights, stored_as: str) -
     return LoadedDecoder(built.decoder, weights.num_bytes, stored_as, device, built.kv_bytes, built.line, *limits)
 
 
-def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
-    """Whether the fused Hopper kernels can run the whole model on this device."""
-    if _kind(device) != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != HOPPER:
+def _uses_tiles(launch: Launch, shard: ModelShard, spec: ModelSpec, device: str) -> bool:
+    """Whether the fused Hopper kernels run it, all layers or a stage. Stages hand each other rows as the fused pass has them, so that all of them
+    take it or none; of GPUs of other machines nothing is known here."""
+    if _kind(device) != "cuda" or torch.version.hip is not None or launch.adapters or not shard.has_whole_layers:
         return False
-    return kv == "bf16" and not unsupported(spec)
+    if not shard.is_whole and launch.workers:
+        return False
+    devices = [device] if shard.is_whole else range(torch.cuda.device_count())
+    is_hopper = all(torch.cuda.get_device_capability(one)[0] == HOPPER for one in devices)
+    return is_hopper and launch.kv_type == "bf16" and not unsupported(spec)
 
 
 def _context(spec: ModelSpec, launch: Launch) -> int | None:

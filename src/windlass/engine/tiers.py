@@ -12,6 +12,15 @@ from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
 from windlass.core.tiers.budget import LOADING_BYTES, activation_bytes
 from windlass.core.tiers.demand import HeldTensor
+from windlass.core.tiers.device import (
+    OTHER_BYTES,
+    DeviceLimits,
+    DeviceNeeds,
+    ModelStage,
+    device_limits,
+    needed_bytes,
+    plan_device,
+)
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Demand, TierPlacement
 from windlass.engine.memory import CPU, LEAST_TOKENS, cache_bytes, capped_cache_bytes, check_weights
@@ -19,13 +28,13 @@ from windlass.engine.speculate.setup import wants_mtp
 from windlass.errors import BadInput
 from windlass.kernels.cuda.route import MAX_ROWS
 from windlass.nn.decoder import Decoder
-from windlass.nn.parallel.shard import ModelShard
+from windlass.nn.parallel.shard import ModelShard, kv_share
 from windlass.offload.device.dense import DenseTieredWeights
-from windlass.offload.device.plan import OTHER_BYTES, check_host, plan_dense, plan_device
 from windlass.offload.device.weights import DeviceTieredWeights
 from windlass.offload.placement import (
     HostBudget,
     TierFolder,
+    check_host,
     check_space,
     describe_tiers,
     host_budget,
@@ -36,6 +45,7 @@ from windlass.offload.placement import (
     tier_folder,
 )
 from windlass.offload.weights import ExpertSource, TieredWeights, tier_key
+from windlass.parallel.groups import smallest
 from windlass.units import format_bytes
 
 
@@ -70,11 +80,13 @@ class BuiltDecoder(NamedTuple):
 
 
 def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes: int, context_tokens: int | None) -> BuiltDecoder:
-    """Offloads to disk what does not fit into host memory. Raises DoesNotFit before anything large is read."""
+    """Offloads what does not fit the rank's memory. Raises DoesNotFit before anything large is read."""
     if device == "cpu" and launch.gpu_memory:
         raise BadInput("--gpu-memory has no effect on a CPU; leave it out, or see --host-memory")
     if device != "cpu" and launch.disk_folder is not None:
-        raise BadInput("--disk-folder has no effect on a GPU yet; leave it out, or add --device cpu")
+        raise BadInput(
+            "--disk-folder: beside a GPU weights are kept in host memory, not on disk; leave it out, or add --device cpu"
+        )
 
     def decoder(source: Any) -> Decoder:
         mtp = wants_mtp(launch, weights.spec, weights.shard) and source is weights.source
@@ -82,75 +94,116 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
             raise BadInput("--speculate mtp needs all weights in memory, and some are on disk; choose ngram or a small model")
         return Decoder(weights.spec, source, context_tokens, shard=weights.shard, mtp=mtp)
 
-    if device.startswith("cuda") and _exceeds_device(launch, device, weights, free_bytes):
-        return _beside_device(launch, device, weights, free_bytes, decoder)
-    if device != "cpu" or not _exceeds(launch, weights, free_bytes):
-        check_weights(weights.spec.name, weights.num_bytes, _capped(launch, device, weights.rank, free_bytes))
-        return BuiltDecoder(decoder(weights.source), None, "")
-    kv_bytes = _kv_bytes(launch, weights.spec)
-    activations = activation_bytes(weights.spec, launch.max_sequences or CPU.max_sequences, launch.max_step_tokens)
-    budget = host_budget(launch, kv_bytes // launch.layout.world + activations)
-    demand = rank_demand(list(weights.tensors()), weights.spec, launch)
-    if not launch.tiers and demand.total_bytes <= budget.weight_bytes:
-        left = (budget.weight_bytes - demand.total_bytes) * launch.layout.world
-        return BuiltDecoder(decoder(weights.source), kv_bytes + _more_kv(launch, weights.spec, kv_bytes, left), "")
-    placed, folder = _placed(launch, weights, demand, budget)
+    cap_bytes = _capped(launch, device, weights.rank, free_bytes)
+    if device.startswith("cuda"):
+        return _on_device(launch, device, weights, cap_bytes, decoder)
+    if device == "cpu" and not smallest(weights.shard.groups, [int(not _exceeds(launch, weights, free_bytes))])[0]:
+        return _beside_disk(launch, weights, decoder)
+    check_weights(weights.spec.name, weights.num_bytes, cap_bytes)
+    return BuiltDecoder(decoder(weights.source), None, "")
+
+
+def _beside_disk(launch: Launch, weights: RankWeights, decoder: Callable[[Any], Decoder]) -> BuiltDecoder:
+    """On a CPU: what does not fit host memory is read from disk while the model runs."""
+    spec, shard, demand = weights.spec, weights.shard, rank_demand(list(weights.tensors()), weights.spec, launch)
+    kv_bytes = smallest(shard.groups, [_kv_bytes(launch, spec)])[0]
+    activations = activation_bytes(spec, launch.max_sequences or CPU.max_sequences, launch.max_step_tokens)
+    share = kv_share(shard, spec)
+    budget = host_budget(launch, int(kv_bytes * share) + activations)
+    fits = not launch.tiers and demand.total_bytes <= budget.weight_bytes
+    placed, folder = (None, None) if fits else _placed(launch, weights, demand, budget)
+    # The cache grows to its usual size where the weights of all ranks leave room for it.
+    left = int((budget.weight_bytes - demand.total_bytes) / max(share, 1e-9)) if placed is None else 0
+    kv_bytes += smallest(shard.groups, [_more_kv(launch, spec, kv_bytes, left)])[0]
+    if placed is None or folder is None:
+        return BuiltDecoder(decoder(weights.source), kv_bytes, "")
     tiered = TieredWeights(weights.source, placed, folder.path, folder.key, keep=folder.keep, spare_bytes=LOADING_BYTES // 2)
-    try:
-        built = decoder(tiered)
-        built.tier = tiered.finish()
-    except BaseException:
-        tiered.abort()
-        raise
+    built = _built(tiered, decoder)
     return BuiltDecoder(built, kv_bytes, f"{describe_tiers(placed)} in {folder.path}")
 
 
-def _exceeds_device(launch: Launch, device: str, weights: RankWeights, free_bytes: int) -> bool:
-    """Weights alone; where some can be moved and nothing needs them all on the device, weights beside the KV cache that is needed."""
-    cap = _capped(launch, device, weights.rank, free_bytes)
-    needs_all = launch.adapters or launch.speculate not in ("off", "auto") or (launch.max_sequences or 0) > MAX_ROWS
-    if needs_all or not getattr(weights.source, "tiled", False):
-        return weights.num_bytes > cap
-    tokens = launch.context_tokens or LEAST_TOKENS
-    kv_bytes = launch.kv_bytes or tokens * kv_bytes_per_token(weights.spec, KV_BYTES[launch.kv_type])
-    return weights.num_bytes + kv_bytes + OTHER_BYTES > cap
+def _on_device(
+    launch: Launch, device: str, weights: RankWeights, cap_bytes: int, decoder: Callable[[Any], Decoder]
+) -> BuiltDecoder:
+    """Where the weights of any rank exceed its device, all ranks take the limits that leave room for offloading."""
+    is_tiled, needs = getattr(weights.source, "tiled", False), device_needs(launch)
+    stage = ModelStage(weights.spec, weights.shard.layers(weights.spec))
+    asks = "--lora" if launch.adapters else "--speculate" if launch.speculate not in ("off", "auto") else ""
+    can_move = is_tiled and not asks and (launch.max_sequences or 0) <= MAX_ROWS
+    limits = device_limits(stage, cap_bytes, needs) if is_tiled else DeviceLimits(0, 0)
+    beside = _least_beside(launch, stage) if can_move else 0
+    # 0 where this rank has to move weights: the smallest of all.
+    fits, *agreed = smallest(weights.shard.groups, [int(weights.num_bytes + beside <= cap_bytes), *limits], device)
+    if fits:
+        return BuiltDecoder(decoder(weights.source), None, "")
+    if is_tiled or weights.num_bytes > cap_bytes:
+        _refuse_beside(launch, asks, weights, cap_bytes)
+    if not is_tiled:
+        check_weights(weights.spec.name, weights.num_bytes, cap_bytes)  # else another rank has too little, and says so
+        return BuiltDecoder(decoder(weights.source), None, "")
+    return _beside_device(launch, weights, cap_bytes, stage, DeviceLimits(*agreed), decoder)
 
 
 def _beside_device(
-    launch: Launch, device: str, weights: RankWeights, free_bytes: int, decoder: Callable[[Any], Decoder]
+    launch: Launch,
+    weights: RankWeights,
+    cap_bytes: int,
+    stage: ModelStage,
+    limits: DeviceLimits,
+    decoder: Callable[[Any], Decoder],
 ) -> BuiltDecoder:
     """Experts, or parts of feed-forwards, that do not fit the device go to host memory."""
-    cap = _capped(launch, device, weights.rank, free_bytes)
-    if launch.speculate not in ("off", "auto") or launch.adapters:
-        raise BadInput(
-            f"{'--lora' if launch.adapters else '--speculate'} needs all weights on the GPU, and they need {format_bytes(weights.num_bytes)} of "
-            f"{format_bytes(cap)}; leave it out, or use fewer bits"
-        )
-    if (launch.max_sequences or 0) > MAX_ROWS:
-        raise BadInput(
-            f"{launch.max_sequences} sequences at once need all weights on the GPU; ask for at most {MAX_ROWS}, or use fewer bits"
-        )
-    if not getattr(weights.source, "tiled", False):
-        check_weights(weights.spec.name, weights.num_bytes, cap)
+    kv_bytes = launch.kv_bytes or limits.kv_tokens * kv_bytes_per_token(weights.spec, KV_BYTES[launch.kv_type])
+    if needed_bytes(stage, weights.num_bytes, limits, launch.kv_type) <= cap_bytes:  # of this rank all fit
+        return BuiltDecoder(decoder(weights.source), kv_bytes, "", MAX_ROWS, limits.step_tokens)
+    planned = launch.tiers[min(weights.rank, len(launch.tiers) - 1)] if launch.tiers else None
+    most = planned.device_slots if planned is not None and planned.num_experts else None
     demand = rank_demand(list(weights.tensors()), weights.spec, launch)
-    is_dense = weights.spec.experts is None
-    plan = (plan_dense if is_dense else plan_device)(weights.spec, demand, cap, launch)
+    plan = plan_device(stage, demand, cap_bytes, limits, launch.kv_type, most)
     check_host(launch, plan.host_bytes)
     source: DenseTieredWeights | DeviceTieredWeights
     source = (
         DenseTieredWeights(weights.source, plan.split)
-        if is_dense
+        if stage.part.experts is None
         else DeviceTieredWeights(weights.source, plan.split, plan.first_layer)
     )
+    built = _built(source, decoder)
+    if source.speeds is not None:
+        built.tier.speeds, built.tier.placed = source.speeds, plan.placed(source.speeds)
+    return BuiltDecoder(built, kv_bytes, built.tier.line, MAX_ROWS, limits.step_tokens)
+
+
+def _built(source: TieredWeights | DenseTieredWeights | DeviceTieredWeights, decoder: Callable[[Any], Decoder]) -> Decoder:
     try:
         built = decoder(source)
         built.tier = source.finish()
     except BaseException:
         source.abort()
         raise
-    if source.speeds is not None:
-        built.tier.speeds, built.tier.placed = source.speeds, plan.placed(source.speeds)
-    return BuiltDecoder(built, plan.kv_bytes, built.tier.line, MAX_ROWS, plan.step_tokens)
+    return built
+
+
+def _refuse_beside(launch: Launch, asks: str, weights: RankWeights, cap_bytes: int) -> None:
+    if asks:
+        raise BadInput(
+            f"{asks} needs all weights on the GPU, and they need {format_bytes(weights.num_bytes)} of {format_bytes(cap_bytes)}; leave it out, "
+            "or use fewer bits"
+        )
+    if (launch.max_sequences or 0) > MAX_ROWS:
+        raise BadInput(
+            f"{launch.max_sequences} sequences at once need all weights on the GPU; ask for at most {MAX_ROWS}, or use fewer bits"
+        )
+
+
+def device_needs(launch: Launch) -> DeviceNeeds:
+    return DeviceNeeds(launch.kv_type, launch.kv_bytes, launch.context_tokens, launch.max_step_tokens)
+
+
+def _least_beside(launch: Launch, stage: ModelStage) -> int:
+    """The KV cache that is needed, and what a device holds besides."""
+    per_token, whole = (kv_bytes_per_token(spec, KV_BYTES[launch.kv_type]) for spec in (stage.part, stage.spec))
+    tokens = launch.context_tokens or LEAST_TOKENS
+    return (tokens * per_token if launch.kv_bytes is None else launch.kv_bytes * per_token // whole) + OTHER_BYTES
 
 
 def tier_stats(decoder: Any) -> TierStats | None:
@@ -160,7 +213,8 @@ def tier_stats(decoder: Any) -> TierStats | None:
 
 def _exceeds(launch: Launch, weights: RankWeights, free_bytes: int) -> bool:
     """Without a cap, memory is what is free, and the KV cache takes what weights leave."""
-    return bool(launch.tiers) or launch.host_memory is not None or weights.num_bytes > free_bytes
+    free = free_bytes // launch.ranks_per_machine
+    return bool(launch.tiers) or launch.host_memory is not None or weights.num_bytes > free
 
 
 def _capped(launch: Launch, device: str, rank: int, free_bytes: int) -> int:
@@ -188,7 +242,7 @@ def _placed(launch: Launch, weights: RankWeights, demand: Demand, budget: HostBu
     placed = (
         planned_rank(launch.tiers, weights.rank, demand, budget)
         if launch.tiers
-        else place_rank(demand, budget, folder, measured_speeds(folder.path))
+        else place_rank(demand, budget, folder, measured_speeds(folder.path), launch.ranks_per_machine)
     )
     check_space(folder, placed)
     return placed, folder

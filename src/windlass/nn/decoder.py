@@ -153,10 +153,8 @@ def _fused(decoder: Decoder, weights: Weights) -> FusedPass | None:
     """The fused forward pass, if weights are in the tile layout of kernels/cuda."""
     if not getattr(weights, "tiled", False):
         return None
-    if not decoder.shard.is_whole:
-        raise Impossible(
-            "weights in tile layout need the whole model on one GPU; load them without tiles, or do not split the model"
-        )
+    if not decoder.shard.has_whole_layers:
+        raise Impossible("weights in tile layout need whole layers on one GPU; load them without tiles, or split by --pp alone")
     from windlass.nn.fused.decoder import FusedDecoder
 
     return FusedDecoder(decoder)

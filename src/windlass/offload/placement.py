@@ -70,9 +70,12 @@ def host_budget(launch: Launch, reserved_bytes: int, system: System | None = Non
     return HostBudget(cap, resident, reserved_bytes)
 
 
-def place_rank(demand: Demand, budget: HostBudget, folder: TierFolder, speeds: Speeds) -> TierPlacement:
-    """The fastest placement that fits. Raises before anything long begins where there is none, or where the disk is too slow for it."""
-    free = int(shutil.disk_usage(folder.path).free * DISK_SHARE) + folder.written_bytes
+def place_rank(demand: Demand, budget: HostBudget, folder: TierFolder, speeds: Speeds, sharing: int = 1) -> TierPlacement:
+    """The fastest placement that fits. Raises before anything long begins where there is none, or where the disk is too slow for it.
+
+    `sharing`: ranks that write to the same disk.
+    """
+    free = int(shutil.disk_usage(folder.path).free * DISK_SHARE) // sharing + folder.written_bytes
     written = written_entries(folder.path, folder.key) if folder.keep else ()
     try:
         placed = place_tiers(demand, Room(host=max(budget.weight_bytes, 0), disk=free), speeds, written)
@@ -93,7 +96,7 @@ def planned_rank(tiers: tuple[TierPlacement, ...], rank: int, demand: Demand, bu
     if unknown or (placed.disk_experts and demand.experts is None):
         raise BadInput(f"the plan places {min(unknown, default='experts')}, which this model does not have; plan again")
     if placed.device_bytes:
-        raise BadInput("the plan keeps weights on a GPU and in host memory, which can be planned but not run yet; plan for CPUs")
+        raise BadInput("the plan is for a GPU beside host memory, and this is a CPU; plan for CPUs")
     short = placed.host_bytes - budget.weight_bytes
     if short > 0:
         raise DoesNotFit(
@@ -122,6 +125,18 @@ def tier_folder(launch: Launch, key: str) -> TierFolder:
         raise BadInput(f"--disk-folder {path} is not a folder; create it, or name one on a fast local disk")
     clear_leftovers(path)
     return TierFolder(path, keep=True, key=key)
+
+
+def check_host(launch: Launch, num_bytes: int) -> None:
+    """Of what does not fit a device: there is no disk below it."""
+    left = host_budget(launch, 0).weight_bytes
+    if num_bytes > left:
+        raise DoesNotFit(
+            f"{format_bytes(num_bytes)} of weights do not fit the device, and {format_bytes(max(left, 0))} of host memory are free for them: "
+            f"{format_bytes(num_bytes - left)} short; raise --host-memory or --gpu-memory, use fewer bits (--quant int4), or run from disk "
+            "with --device cpu",
+            num_bytes - left,
+        )
 
 
 def check_space(folder: TierFolder, placed: TierPlacement) -> None:

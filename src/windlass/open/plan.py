@@ -108,13 +108,16 @@ def _check_runnable(plan: Plan) -> None:
         raise Impossible(f"the plan is for {plan.engine}; plan with --engine windlass")
     if plan.layout.dp > 1:
         raise Impossible(f"the plan has {plan.layout.dp} replicas, which are separate servers; plan with --dp 1")
-    if any(one.device_bytes and (one.host_units or one.uses_disk) for one in plan.tiers):
+    on_gpus = any(one.device_bytes for one in plan.tiers)
+    if on_gpus and any(one.host_units or one.uses_disk for one in plan.tiers):
         raise Impossible(
-            "the plan streams matrices to a GPU, which this engine does not do yet: only experts may lie in host memory; "
-            "plan with a smaller --quant or a shorter --context"
+            "the plan streams matrices to a GPU or keeps weights on disk beside it, which this engine does not do; plan again with this version"
         )
-    if any(one.device_bytes for one in plan.tiers) and plan.layout.world > 1:
-        raise Impossible("the plan offloads experts of several GPUs, which this engine does not do yet; plan for one GPU")
+    if on_gpus and plan.layout.tp > 1:
+        raise Impossible(
+            f"the plan splits layers over GPUs (tp {plan.layout.tp}) and keeps weights in host memory: beside GPUs whole layers are needed; plan "
+            "with --pp"
+        )
 
 
 def _check_model(plan: Plan, path: Path, quant: str | None) -> None:

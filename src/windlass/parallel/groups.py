@@ -6,7 +6,7 @@ of the tp all-reduce.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from windlass.core.layout import Layout, coordinates
@@ -41,3 +41,18 @@ def make_groups(layout: Layout, rank: int, join: JoinGroup) -> Groups:
 
 def _joined(join: JoinGroup, name: str, rank: int, size: int) -> Group:
     return SoloGroup() if size == 1 else join(name, rank, size)
+
+
+def smallest(groups: Groups, numbers: Sequence[int], device: str = "cpu") -> list[int]:
+    """Of each of the numbers, the smallest of all ranks: what they must choose alike, though each knows only its own memory.
+
+    Every rank calls it. `device`: where the groups communicate.
+    """
+    import torch
+
+    found = torch.tensor(list(numbers), dtype=torch.int64, device=device)
+    for group in (groups.tp, groups.pp):
+        every = [torch.empty_like(found) for _ in range(group.size)]
+        group.all_gather(found, every)
+        found = torch.stack(every).amin(0)
+    return found.tolist()

@@ -16,6 +16,7 @@ from windlass.core.fused import BLOCK_INPUTS, slice_blocks
 from windlass.core.place import stored
 from windlass.core.rule import Rule
 from windlass.core.scheme import scheme
+from windlass.core.tiers.device import DeviceSplit
 from windlass.core.tiers.values import Speeds
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
@@ -24,7 +25,7 @@ from windlass.kernels.step import BLOCK_TOKENS, Step
 from windlass.nn import Decoder
 from windlass.nn.moe import MixtureOfExperts
 from windlass.offload.device.dense import DenseTieredWeights, cpu_shares
-from windlass.offload.device.weights import DeviceSplit, DeviceTieredWeights
+from windlass.offload.device.weights import DeviceTieredWeights
 from windlass.weights.load.random import RandomWeights
 from windlass.weights.load.tiled import is_gate_up
 

@@ -169,5 +169,5 @@ def test_what_cannot_be_split(tiny: Any) -> None:
         weights.tiled = True
         return weights
 
-    with pytest.raises(Impossible, match="do not split the model"):
+    with pytest.raises(Impossible, match="split by --pp alone"):
         run_split(model, Split(Layout(tp=2)), [], called, tiled)

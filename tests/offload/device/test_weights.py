@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from windlass.core.scheme import scheme
+from windlass.core.tiers.device import DeviceSplit
 from windlass.core.tiers.placement import SPARE_SLOTS, experts_on_device
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
 from windlass.kernels.cuda.tiered import TieredTiles
-from windlass.offload.device.weights import DeviceSplit, DeviceTieredWeights
+from windlass.offload.device.weights import DeviceTieredWeights
 from windlass.weights.load.random import RandomWeights
 
 pytestmark = pytest.mark.cpu
@@ -56,3 +57,34 @@ def test_every_expert_is_in_one_place(on_device: int, share: float) -> None:
 def test_experts_on_the_device(slots: int, expected: int) -> None:
     """Ten layers of 16: two layers' worth of staging slots come first, of which an expert on the device needs none."""
     assert experts_on_device((slots + SPARE_SLOTS) * 7, 10, 16, 7) == expected
+
+
+def test_whole_layers_are_copied_to_the_staging_slots() -> None:
+    """Whatever the CPU's part is: in steps of many rows it has none; after the last layer, or a step that was given up, its part is zero again."""
+    behind, split = source(), DeviceSplit(3, 32, 20, has_shared=True, share=0.6)
+    tiered = DeviceTieredWeights(source(), split, first_layer=1)
+    layers = [tiered.experts(layer, "gate", "up") for layer in (1, 2, 3)]
+    slots = layers[0].slots
+
+    def shares_are_zero() -> bool:
+        """Of the first half, which steps of few rows use."""
+        staged = slice(slots.staging, slots.staging + split.in_host)
+        blocks = layers[0].share_blocks
+        parts = slots.gate_up.data[staged, : blocks * 16], slots.down.data[staged, :, :blocks]
+        return not any(part.any() for part in parts)
+
+    for given_up in (True, False):
+        for number, found in enumerate(layers):
+            assert found.copies is not None
+            found.copies.before(number)
+            gate_up, down = behind.experts(number + 1, "gate", "up"), behind.experts(number + 1, "down")
+            for expert, at in enumerate(found.whole_table.tolist()[:-1]):
+                assert torch.equal(slots.gate_up.data[at], gate_up.data[expert])
+                assert torch.equal(slots.down.data[at], down.data[expert])
+            assert not shares_are_zero()
+            if given_up:
+                found.abandon()
+                assert shares_are_zero()
+                break
+            found.copies.after(number)
+    assert shares_are_zero()

@@ -9,9 +9,16 @@ import pytest
 
 from windlass.core.hardware.caps import capped
 from windlass.core.hardware.parse import parse_hardware
+from windlass.core.layout import Layout
+from windlass.core.model import kv_bytes_per_token
+from windlass.core.place import place
 from windlass.core.plan import Plan, encode_plan, load_plan
+from windlass.core.scheme import scheme
+from windlass.core.tiers.demand import demand_of, planned_tensors
+from windlass.core.tiers.device import DeviceLimits, DeviceNeeds, ModelStage, device_limits, plan_device
+from windlass.core.tiers.values import Demand
 from windlass.families import rules
-from windlass.families.registry import find, spec_of
+from windlass.families.registry import KnownModel, find, spec_of
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.search.request import PlanRequest
 from windlass.units import GB, GIB
@@ -53,13 +60,61 @@ def test_a_mixture_keeps_a_cache_of_experts() -> None:
     assert plan.speed is not None and plan.speed.bound_by == "expert fetch"
 
 
-def test_gpu_host_and_disk_of_every_rank() -> None:
-    plan = planned("Llama-3.1-405B", "3xA100-80GB,ram=256GB,disk=500GB", host=60 * GB, gpus=(40 * GB, 30 * GB))
-    assert plan.fits and len(plan.tiers) == plan.layout.world
-    assert all(one.device_bytes and one.host_units for one in plan.tiers)
-    assert all(held.total_bytes <= held.capacity_bytes <= 40 * GB for held in plan.memory.per_device)
-    assert plan.memory.host_bytes <= 60 * GB * 0.9
-    assert plan.memory.disk_bytes > 0
+@pytest.mark.parametrize(("hardware", "pins", "caps"), [
+    ("2xH200,ram=256GB", {"pp": 2}, (70 * GB,)),
+    ("3xH100-80GB,ram=256GB", {"pp": 3}, (70 * GB, 60 * GB)),
+    ("H200,ram=256GB", {}, ()),
+])  # fmt: skip
+def test_gpu_and_host_of_every_rank(hardware: str, pins: dict[str, int], caps: tuple[int, ...]) -> None:
+    """The guide's case: Llama-3.1-405B over two or three GPUs of 70 GB with 200 GB of host memory. As the engine places it on each rank."""
+    plan = planned("Llama-3.1-405B", hardware, host=200 * GB, gpus=caps, **pins)
+    assert plan.fits and len(plan.tiers) == plan.layout.world == max(len(plan.tiers), 1) and plan.layout.tp == 1
+    assert all(one.device_bytes and one.host_slots and not one.host_units and not one.disk_bytes for one in plan.tiers)
+    assert all(held.total_bytes <= held.capacity_bytes for held in plan.memory.per_device)
+    assert sum(one.host_bytes for one in plan.tiers) == plan.memory.host_bytes <= 200 * GB * 0.9
+    assert plan.placement is not None
+    for tiers, held, layers in zip(plan.tiers, plan.memory.per_device, plan.placement.stages, strict=True):
+        stage = ModelStage(spec_of(_known("Llama-3.1-405B")), layers)
+        demand = _demand(stage)
+        limits = DeviceLimits(*map(min, zip(*(_limits(plan, layers) for layers in plan.placement.stages), strict=True)))
+        found = plan_device(stage, demand, int(held.capacity_bytes * 0.97), limits, most=tiers.device_slots)
+        assert found.split.num_layers * found.split.on_device == tiers.device_slots, "the engine would place otherwise"
+        assert found.host_bytes == tiers.host_bytes
+
+
+def _known(name: str) -> KnownModel:
+    known = find(name)
+    assert known is not None
+    return known
+
+
+def _limits(plan: Plan, layers: tuple[int, int]) -> DeviceLimits:
+    """As the engine takes them from a Launch of this plan."""
+    kv = kv_bytes_per_token(plan.spec, 2) * plan.workload.context_tokens * plan.workload.concurrency if plan.spec else 0
+    caps = [int(held.capacity_bytes * 0.97) for held in plan.memory.per_device]
+    needs = DeviceNeeds("bf16", kv, plan.workload.context_tokens)
+    assert plan.spec is not None
+    return device_limits(ModelStage(plan.spec, layers), min(caps), needs)
+
+
+def _demand(stage: ModelStage) -> Demand:
+    table, how = rules(stage.spec), scheme("int4")
+    placement = place(table, stage.spec.num_layers, Layout(), how)
+    return demand_of(planned_tensors(table, stage.spec, placement, Layout(), how, 0, stage.layers), stage.spec)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "pins"), [("2xA100-80GB,ram=256GB,disk=500GB", {}), ("2xH200,ram=256GB,disk=900GB", {"tp": 2})]
+)
+def test_what_cannot_run_is_not_planned(hardware: str, pins: dict[str, int]) -> None:
+    """GPUs without our kernels, layers that are split over them, and disk below host memory."""
+    plan = planned("Llama-3.1-405B", hardware, host=60 * GB, gpus=(60 * GB,), **pins)
+    assert not plan.fits and plan.short_bytes > 0 and not plan.tiers
+
+
+def test_no_disk_below_a_gpu() -> None:
+    plan = planned("Llama-3.1-405B", "H200,ram=256GB,disk=900GB", host=20 * GB)
+    assert not plan.fits and plan.short_bytes > 0 and not plan.tiers
 
 
 def test_a_plan_survives_its_file() -> None:
@@ -96,7 +151,10 @@ def test_the_launch_gets_the_placement(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(open_plan, "_check_model", lambda *_: None)
     launch = open_plan.apply_plan(Launch(model=str(tmp_path)), plan)
     assert launch.tiers == plan.tiers and launch.host_memory == 32 * GB
-    on_gpus = planned("Llama-3.1-405B", "2xA100-80GB,ram=256GB,disk=500GB")
-    with pytest.raises(Exception, match="streams matrices to a GPU, which this engine does not do yet"):
-        open_plan.apply_plan(Launch(model=str(tmp_path)), on_gpus)
-    assert msgspec.structs.replace(launch, tiers=()).tiers == ()
+    on_gpus = planned("Llama-3.1-405B", "2xH200,ram=256GB", host=200 * GB, gpus=(70 * GB,), pp=2)
+    launch = open_plan.apply_plan(Launch(model=str(tmp_path)), on_gpus)
+    assert launch.tiers == on_gpus.tiers and len(launch.tiers) == 2 and launch.layout.pp == 2
+    assert launch.planned is not None and on_gpus.placement is not None and launch.planned.stages == on_gpus.placement.stages
+    split = msgspec.structs.replace(on_gpus, layout=Layout(tp=2))
+    with pytest.raises(Exception, match="whole layers are needed"):
+        open_plan.apply_plan(Launch(model=str(tmp_path)), split)

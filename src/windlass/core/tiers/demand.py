@@ -61,18 +61,19 @@ def demand_of(tensors: Iterable[HeldTensor], spec: ModelSpec, batch: float = 1.0
     return Demand(fixed_bytes=fixed, fixed_read_bytes=fixed_read, units=tuple(units), experts=_pool(experts, spec, batch))
 
 
-def dense_slices(demand: Demand, spec: ModelSpec) -> Demand:
-    """`in_slices` of a model whose feed-forwards are alike and fill whole blocks; else as it is."""
+def dense_slices(demand: Demand, spec: ModelSpec, first_layer: int = 0) -> Demand:
+    """`in_slices` of a model, or a stage of one, whose feed-forwards are alike and fill whole blocks; else as it is."""
     widths = {layer.feed_forward.intermediate_size for layer in spec.layers}
     blocks, rest = divmod(max(widths), BLOCK_INPUTS)
     if len(widths) > 1 or rest or num_blocks(max(widths)) != blocks:
         return demand
-    return in_slices(demand, blocks // slice_blocks(blocks), spec.num_layers)
+    return in_slices(demand, blocks // slice_blocks(blocks), spec.num_layers, first_layer)
 
 
-def in_slices(demand: Demand, per_layer: int, num_layers: int) -> Demand:
-    """Of a model without experts: its feed-forwards as slices, of which a step reads all, in the place of experts."""
-    names = {f"layers.{layer}.ffn.{part}" for layer in range(num_layers) for part in ("gate+up", "down")}
+def in_slices(demand: Demand, per_layer: int, num_layers: int, first_layer: int = 0) -> Demand:
+    """Of layers without experts: their feed-forwards as slices, of which a step reads all, in the place of experts."""
+    layers = range(first_layer, first_layer + num_layers)
+    names = {f"layers.{layer}.ffn.{part}" for layer in layers for part in ("gate+up", "down")}
     size = sum(unit.num_bytes for unit in demand.units if unit.name in names)
     pool = ExpertPool(
         num_experts=num_layers * per_layer, expert_bytes=-(-size // (num_layers * per_layer)), touched=1.0, num_layers=num_layers

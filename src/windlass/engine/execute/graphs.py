@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ class DecodeGraphs:
 
     def usual_steps(self) -> list[Step]:
         """The steps of these graphs."""
-        return [self._view(size, longest) for size in self._sizes for longest in LENGTHS[:USUAL_LENGTHS]]
+        return usual_steps(self._step, self._sizes)
 
     def get(self, size: int, longest: int) -> CapturedGraph | None:
         """Captures it if need be. Its results include padding rows, and are valid until the next replay.
@@ -121,7 +122,7 @@ class DecodeGraphs:
         return self._graphs[key]
 
     def _capture(self, size: int, longest: int) -> CapturedGraph | None:
-        step = self._view(size, longest)
+        step = decode_step(self._step, size, longest)
         with torch.inference_mode():
             # Warmup: kernels cannot be compiled during capture.
             logits = self._decoder(step, self._caches)
@@ -145,10 +146,26 @@ class DecodeGraphs:
         assert self._logits is not None
         return self._logits[: logits.shape[0]].copy_(logits)
 
-    def _view(self, size: int, longest: int) -> Step:
-        counts = torch.full((3,), size, dtype=torch.int32)
-        starts, lengths = torch.arange(size + 1, dtype=torch.int32), torch.full((size,), longest, dtype=torch.int32)
-        return replace(self._step, counts=counts, host_starts=starts, host_lengths=lengths).trimmed()
+
+def usual_steps(buffers: Step, sizes: Sequence[int]) -> list[Step]:
+    """Decode steps of so many rows, of the usual lengths."""
+    return [decode_step(buffers, size, longest) for size in sizes for longest in LENGTHS[:USUAL_LENGTHS]]
+
+
+def compile_kernels(decoder: Any, caches: Sequence[KvCache], buffers: Step) -> None:
+    """Where steps are not captured: what they need is compiled before the first one. Other ranks would wait for it."""
+    most = buffers.lengths.shape[0]
+    sizes = [size for size in FEW_SIZES if size < most] + [most]
+    prepare = getattr(decoder, "prepare", None)
+    if prepare is not None:
+        with torch.inference_mode():
+            prepare(buffers.tokens.shape[0], usual_steps(buffers, sizes), caches)
+
+
+def decode_step(buffers: Step, size: int, longest: int) -> Step:
+    counts = torch.full((3,), size, dtype=torch.int32)
+    starts, lengths = torch.arange(size + 1, dtype=torch.int32), torch.full((size,), longest, dtype=torch.int32)
+    return replace(buffers, counts=counts, host_starts=starts, host_lengths=lengths).trimmed()
 
 
 def length_class(longest: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.engine.execute.buffers import Buffers
-from windlass.engine.execute.graphs import FEW_SIZES, SIZES, CapturedGraph, DecodeGraphs, InFlightStep
+from windlass.engine.execute.graphs import FEW_SIZES, SIZES, CapturedGraph, DecodeGraphs, InFlightStep, compile_kernels
 from windlass.engine.execute.step_writer import StepWriter
 from windlass.engine.execute.verify_graphs import VerifyGraph, VerifyGraphs
 from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
@@ -156,8 +156,9 @@ class Runner:
     # --- graphs
 
     def warm_up(self) -> None:
-        """Captures the graphs that most steps need, before the first request."""
+        """Captures the graphs that most steps need, before the first request; without graphs, compiles their kernels."""
         if self._graphs is None:
+            compile_kernels(self._decoder, self._caches, self._buffers.step)
             return
         most = len(self._buffers.lengths)
         self._writer.pad(0, most)

@@ -74,6 +74,8 @@ def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tu
         supervisor.report_with(partial(_heartbeat, steps, groups))
         broadcast_steps(built.decoder, steps, timed=str(built.device) == "cpu")
         engine = _engine(job.launch, built)
+        if built.device != "cpu":
+            engine.runner.warm_up()
         supervisor.put(LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
         steps.connect(job.rank, meeting, supervisor)
         weakref.finalize(built.decoder, stack.pop_all().close)

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -95,6 +96,7 @@ class Follower:
         import torch
 
         from windlass.engine.execute.buffers import Buffers
+        from windlass.engine.execute.graphs import compile_kernels
         from windlass.engine.load import KV_DTYPES
         from windlass.kernels.program import program
         from windlass.kernels.program.only_views import NotRecordable
@@ -104,6 +106,9 @@ class Follower:
         self._caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[kv], device)
         self._steps = self._rows = 0
         self._seconds = 0.0
+        self._after_step: Callable[[], None] | None = getattr(decoder.tier, "after_step", None)
+        if device != "cpu":
+            compile_kernels(decoder, self._caches, self._buffers.step)
         self._program: program.Program | None = None
         if device == "cpu" and program.available():
             try:
@@ -137,6 +142,8 @@ class Follower:
         self._buffers.upload(int(self._buffers.counts[1]), blocks_changed=True)
         with torch.inference_mode():
             self._decoder(self._buffers.step, self._caches)
+        if self._after_step is not None:
+            self._after_step()
 
     def heartbeat(self) -> RankHeartbeat:
         """Called from the heartbeat thread."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from windlass.kernels.cuda import driver
+from windlass.kernels.cuda.ahead import BUFFERS, CopyAhead, copy_rows, lane_on
 from windlass.kernels.cuda.layout import Tiles
-from windlass.kernels.cuda.tiered import ITEMS_AT, MAX_ITEMS, ROWS_AT, add_answer
-
-BUFFERS = 2
-"""One computes while the next is filled."""
+from windlass.kernels.cuda.tiered import ITEMS_AT, MAX_ITEMS, ROWS_AT, add_answer, await_answer
 
 
 class HostSlices(NamedTuple):
@@ -38,10 +37,7 @@ class StagedSlices:
         device = gate_up.data.device
         self._host, self._gate_up, self._down = host, gate_up, down
         self._memory = [[torch.empty_like(part, device=device) for part in host[0]] for _ in range(BUFFERS)]
-        self._is_there = device.type == "cuda"
-        if self._is_there:
-            self._stream = torch.cuda.Stream(device)
-            self._copied, self._used = ([torch.cuda.Event() for _ in range(BUFFERS)] for _ in range(2))
+        self._ahead = CopyAhead(host, lane_on(device))
 
     @property
     def num_slices(self) -> int:
@@ -60,37 +56,21 @@ class StagedSlices:
 
     def before(self, layer: int, first: int) -> None:
         """Kernels that are launched from now on find the layer's slices from `first` on in its buffer."""
-        if driver.is_collecting():
-            return
-        if not self._is_there:
-            self._copy(layer, first)
-            return
-        if layer == 0:
-            for used in self._used:
-                used.record()
-            for ahead in range(min(BUFFERS, len(self._host))):
-                self._copy_ahead(ahead, first)
-        self._copied[layer % BUFFERS].wait()
+        self._ahead.before(layer, partial(self._copy, first))
 
     def after(self, layer: int, first: int) -> None:
-        if self._is_there and not driver.is_collecting():
-            self._used[layer % BUFFERS].record()
-            if layer + BUFFERS < len(self._host):
-                self._copy_ahead(layer + BUFFERS, first)
+        self._ahead.after(layer, partial(self._copy, first))
 
-    def _copy_ahead(self, layer: int, first: int) -> None:
-        with torch.cuda.stream(self._stream):
-            self._used[layer % BUFFERS].wait()
-            self._copy(layer, first)
-            self._copied[layer % BUFFERS].record()
+    def abandon(self) -> None:
+        """After a step that did not come to its end."""
+        self._ahead.abandon()
 
-    def _copy(self, layer: int, first: int) -> None:
+    def _copy(self, first: int, layer: int) -> None:
         host, (gate_up, down) = self._host[layer], self.buffer(layer, first)
         gate_up.data.view_as(host.gate_up[first:]).copy_(host.gate_up[first:], non_blocking=True)
         blocks = self._down.tile_blocks
         for number in range(self.num_slices - first):
-            part, source = down.data[:, :, number * blocks : (number + 1) * blocks], host.down[first + number :][:1]
-            driver.copy_rows(source, part) if self._is_there else part.copy_(source)
+            copy_rows(host.down[first + number :][:1], down.data[:, :, number * blocks : (number + 1) * blocks])
 
 
 @dataclass(frozen=True)
@@ -132,3 +112,8 @@ class SlicedTiles:
     def collect(self, h: Tensor) -> None:
         """Adds the CPU's part to h, fp32 [rows, hidden]."""
         add_answer(self.state, self.mailbox, h)
+
+    def abandon(self) -> None:
+        """After a step that did not come to its end."""
+        self.staged.abandon()
+        await_answer(self.mailbox)

@@ -7,11 +7,13 @@ staging slots the CPU's part stays zero, so that kernels need not know. `offload
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from windlass.kernels.cuda import driver
@@ -28,8 +30,8 @@ ROWS_AT = -(-(ITEMS_AT + MAX_ITEMS * ITEM_BYTES) // 4096) * 4096
 """Offsets in the mailbox; sums follow the rows (kernels/native/tiles/share.cpp, sources/offload.cu)."""
 STATE_WORDS, FETCHED = 4, 3
 """Of the state: words before the places of experts, and which of them is the number of these."""
-FAILED_AT = 68
-"""In the mailbox: a word that is set where an answer never came."""
+ANSWERED_AT, FAILED_AT = 64, 68
+"""In the mailbox: the number of the last question that was answered; and a word that is set where an answer never came."""
 MAX_ROWS = 64
 
 
@@ -59,6 +61,10 @@ class LayerCopies(Protocol):
         ...
 
     def after(self, layer: int) -> None: ...
+
+    def abandon(self) -> None:
+        """After a step that did not come to its end."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,12 @@ class TieredTiles:
         if self.share_blocks:
             add_answer(self.state, self.mailbox, h)
 
+    def abandon(self) -> None:
+        """After a step that did not come to its end."""
+        if self.copies is not None:
+            self.copies.abandon()
+        await_answer(self.mailbox)
+
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Within, kernels find all experts of the layer on the device."""
@@ -158,6 +170,18 @@ def add_answer(state: Tensor, mailbox: Tensor, h: Tensor) -> None:
     rows, hidden = h.shape
     base = mailbox.data_ptr()
     run((min(rows, 16),), 256, state, base, base + sums_at(hidden), h, rows, hidden, PATIENCE_NANOSECONDS)
+
+
+def await_answer(mailbox: Tensor, seconds: float = PATIENCE_NANOSECONDS / 1e9) -> None:
+    """Until the CPU has answered what it was asked and nobody collects: the next question would change its rows while it reads them."""
+    asked, answered = (mailbox[at : at + 4].view(torch.int32) for at in (0, ANSWERED_AT))
+    if mailbox.is_meta or not int(asked):
+        return
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    until = time.monotonic() + seconds
+    while int(asked) != int(answered) and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def share_tiles(blocks: int) -> int:

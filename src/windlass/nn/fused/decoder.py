@@ -24,10 +24,12 @@ from windlass.kernels.cuda import driver, int8, linear, norm
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.step import KvCache, Step
-from windlass.nn.fused.feed_forward import RoutedFeed, dense_feed, routed_feed, wide_product
+from windlass.nn.fused.feed_forward import OffloadedFeed, RoutedFeed, SlicedFeed, dense_feed, routed_feed, wide_product
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.attention import AttentionMixer
 from windlass.nn.moe import MixtureOfExperts
+from windlass.nn.parallel.shard import ModelShard
+from windlass.nn.parallel.stage import Stage
 
 MAX_ROWS = 64
 """Beyond, products are compute-bound."""
@@ -67,6 +69,12 @@ class ResidualStream:
         rows = int8.empty_rows(*self.h.shape, self.h.device)
         self._norm(weight, x, rows)
         return x, rows
+
+    def settled(self, weight: Tensor) -> Tensor:
+        """h with all parts added. `weight`: of any norm of this width."""
+        if self.parts is not None:
+            self._norm(weight, None, None)
+        return self.h
 
     def _norm(self, weight: Tensor, out: Tensor | None, rounded: int8.RoundedRows | None) -> None:
         norm.add_norm(self.h, weight, out, self.eps, parts=self.parts, weights=self.weights, rounded=rounded)
@@ -268,31 +276,74 @@ class FusableDecoder(Protocol):
     table: Any
     norm: Any
     head: Any
+    shard: ModelShard
+    stage: Stage
 
 
 class FusedDecoder:
+    """Of a whole model, or of a pipeline stage: rows travel between stages as the fp32 residual stream."""
+
+    dtype = logit_dtype = torch.float32
+
     def __init__(self, decoder: FusableDecoder) -> None:
-        spec = decoder.spec
+        spec = self.spec = decoder.spec
         self.decoder, self.eps = decoder, spec.norm.eps
         self.layers = [FusedLayer(layer, spec.norm.eps) for layer in decoder.layers]
         self.num_heads, self.num_kv_heads = self.layers[0].mixer.num_heads, self.layers[0].mixer.num_kv_heads
+        device = self.layers[0].qkv.data.device
         # Counters of finished splits; zero between launches.
-        self._arrived = torch.zeros(1024 * self.num_kv_heads, dtype=torch.int32, device=decoder.table.device)
+        self._arrived = torch.zeros(1024 * self.num_kv_heads, dtype=torch.int32, device=device)
         rotary = self.layers[0].mixer.rotary
         assert rotary is not None
         self._unrotated = torch.stack((torch.ones_like(rotary.table[:1, 0]), torch.zeros_like(rotary.table[:1, 0])), dim=1)
-        self._start = torch.zeros(1024, dtype=torch.int32, device=decoder.table.device)
+        self._start = torch.zeros(1024, dtype=torch.int32, device=device)
         self.hidden: Tensor | None = None
         """bf16 [rows, hidden] for the rows of a step after the final norm, which the MTP layer reads; None: nobody does."""
 
     def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
-        """fp32 [logit rows, vocabulary] of a step without padding."""
+        """fp32 [logit rows, vocabulary] of a step without padding; empty on other ranks than the first."""
+        try:
+            return self._passed(step, caches)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _passed(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         rows = step.tokens.shape[0]
-        h = torch.nn.functional.embedding(step.tokens, self.decoder.table).float()
+        h = self._entering(step)
         with driver.dependent_launches(rows <= DEPENDENT_ROWS), sdpa_kernel(BACKENDS, set_priority=True):
             if rows == 1 and h.shape[1] <= ONE_ROW_WIDTH:
-                return self._one(h[0], step, caches)
-            return self._more(ResidualStream(h, self.eps), step, caches)
+                stream = self._one(h, step, caches)
+            else:
+                stream = self._more(ResidualStream(h, self.eps), step, caches)
+            return self._leaving(stream, step)
+
+    def _abandon(self) -> None:
+        """Weights that were on their way to the device, and the CPU's answers, would come into the next step."""
+        feeds = [layer.feed for layer in self.layers if isinstance(layer.feed, OffloadedFeed | SlicedFeed)]
+        if feeds and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            feeds[0].abandon()  # which all layers share
+
+    # --- stages (nn/parallel/stage.py)
+
+    def embedded(self, step: Step) -> Tensor:
+        """fp32 [rows, hidden]"""
+        return torch.nn.functional.embedding(step.tokens, self.decoder.table).float()
+
+    def step_logits(self, hidden: Tensor, step: Step) -> Tensor:
+        return self._logits(ResidualStream(hidden, self.eps), step)
+
+    def _entering(self, step: Step) -> Tensor:
+        if driver.is_collecting() and not self.decoder.shard.is_first:  # no other rank takes part
+            return torch.zeros(step.tokens.shape[0], self.spec.hidden_size, device=step.tokens.device)
+        return self.decoder.stage.enter(self, step)
+
+    def _leaving(self, stream: ResidualStream, step: Step) -> Tensor:
+        if self.decoder.shard.is_last:
+            logits = self._logits(stream, step)
+            return logits if driver.is_collecting() else self.decoder.stage.deliver(logits, step)
+        hidden = stream.settled(self.layers[-1].ffn_norm)
+        return hidden[:0] if driver.is_collecting() else self.decoder.stage.leave(self, hidden, step)
 
     def prepare(self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache]) -> None:
         """Compiles what these steps need, and steps of up to so many rows, several kernels at a time."""
@@ -312,10 +363,31 @@ class FusedDecoder:
         ids = [layer.feed.chosen(rows).ids for layer in self.layers if isinstance(layer.feed, RoutedFeed)]
         return sum(chosen.unique().numel() for chosen in ids) / len(ids) if ids and rows <= MAX_ROWS else None
 
-    def _one(self, h: Tensor, step: Step, caches: Sequence[KvCache]) -> Tensor:
+    def _one(self, h: Tensor, step: Step, caches: Sequence[KvCache]) -> ResidualStream:
+        """h fp32 [1, hidden], in place."""
         space = self.space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
-            layer.one(h, cache, space)
+            layer.one(h[0], cache, space)
+        return ResidualStream(h, self.eps)
+
+    def _more(self, stream: ResidualStream, step: Step, caches: Sequence[KvCache]) -> ResidualStream:
+        rows, space = stream.h.shape[0], self.space(step)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            (layer.several if rows <= MAX_ROWS else layer.wide)(stream, cache, space)
+        return stream
+
+    def _logits(self, stream: ResidualStream, step: Step) -> Tensor:
+        rows, width = stream.h.shape
+        if rows == 1 and width <= ONE_ROW_WIDTH:
+            return self._logits_of_one(stream.h[0], step)
+        x = stream.normed(self.decoder.norm.weight)
+        if self.hidden is not None:
+            self.hidden[:rows] = x
+        if step.logit_rows.shape[0] != rows:
+            x = x[step.logit_rows]
+        return wide_product(x, self.decoder.head)
+
+    def _logits_of_one(self, h: Tensor, step: Step) -> Tensor:
         if self.hidden is not None:
             self.hidden[:1] = ResidualStream(h[None], self.eps).normed(self.decoder.norm.weight)
         head = self.decoder.head
@@ -324,17 +396,6 @@ class FusedDecoder:
             return logits[:0]
         norm.head_one(h, self.decoder.norm.weight, head, logits[0], self.eps)
         return logits
-
-    def _more(self, stream: ResidualStream, step: Step, caches: Sequence[KvCache]) -> Tensor:
-        rows, space = stream.h.shape[0], self.space(step)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            (layer.several if rows <= MAX_ROWS else layer.wide)(stream, cache, space)
-        x = stream.normed(self.decoder.norm.weight)
-        if self.hidden is not None:
-            self.hidden[:rows] = x
-        if step.logit_rows.shape[0] != rows:
-            x = x[step.logit_rows]
-        return wide_product(x, self.decoder.head)
 
     def space(self, step: Step) -> AttentionLaunch:
         starts, lengths = step.sizes()

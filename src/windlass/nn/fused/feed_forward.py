@@ -247,6 +247,10 @@ class OffloadedFeed(RoutedFeed):
         with self._tiers.whole():
             return super().wide_int8(x, rounded)
 
+    def abandon(self) -> None:
+        """After a step that did not come to its end."""
+        self._tiers.abandon()
+
     def _dispatched(self, x: Tensor, item_rows: int) -> Routes:
         return self._tiers.use_whole(super()._dispatched(x, item_rows))
 
@@ -281,6 +285,10 @@ class SlicedFeed:
 
     def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
         return self._added(0, lambda feed: feed.wide_int8(x, rounded)[0])
+
+    def abandon(self) -> None:
+        """After a step that did not come to its end."""
+        self._tiles.abandon()
 
     def int8_kernels(self, max_rows: int) -> set[int8.Variant]:
         """That steps of 65 to `max_rows` rows need."""

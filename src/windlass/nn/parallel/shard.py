@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from windlass.core.layout import Layout
-from windlass.core.model import ModelSpec
+from windlass.core.model import Attention, Mixer, ModelSpec
 from windlass.core.place import Interval, Placement
 from windlass.core.rule import Axis, AxisName
 from windlass.errors import Impossible
@@ -34,6 +34,11 @@ class ModelShard:
     @property
     def is_whole(self) -> bool:
         return self.groups.tp.size == self.groups.pp.size == 1
+
+    @property
+    def has_whole_layers(self) -> bool:
+        """All of the model, or a pipeline stage of it."""
+        return self.groups.tp.size == 1
 
     @property
     def tp_index(self) -> int:
@@ -82,3 +87,16 @@ class ModelShard:
 
 
 WHOLE = ModelShard()
+
+
+def kv_share(shard: ModelShard, spec: ModelSpec) -> float:
+    """Of the bytes of a token's KV cache: what this rank holds. Ranks that share a KV head all hold it, as all hold a latent."""
+
+    def held(mixer: Mixer) -> float:
+        if not isinstance(mixer, Attention):
+            return float(mixer.kv_elements)
+        first, last = shard.kv_heads(mixer.num_kv_heads)
+        return mixer.kv_elements * (last - first) / mixer.num_kv_heads
+
+    whole = sum(layer.mixer.kv_elements for layer in spec.layers)
+    return sum(held(layer.mixer) for layer in spec.layers[slice(*shard.layers(spec))]) / whole if whole else 0.0

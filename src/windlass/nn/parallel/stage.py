@@ -36,6 +36,9 @@ class SingleStage:
     def leave(self, decoder: StageDecoder, hidden: Tensor, step: Step) -> Tensor:
         return decoder.step_logits(hidden, step)
 
+    def deliver(self, logits: Tensor, step: Step) -> Tensor:
+        return logits
+
 
 class PipelineStage:
     def __init__(self, shard: ModelShard) -> None:
@@ -51,11 +54,12 @@ class PipelineStage:
 
     def leave(self, decoder: StageDecoder, hidden: Tensor, step: Step) -> Tensor:
         if self._shard.is_last:
-            return self._send_to_root(decoder.step_logits(hidden, step), step)
+            return self.deliver(decoder.step_logits(hidden, step), step)
         self._group.send_next(hidden)
         return self._receive_from_last(decoder, step)
 
-    def _send_to_root(self, logits: Tensor, step: Step) -> Tensor:
+    def deliver(self, logits: Tensor, step: Step) -> Tensor:
+        """From the last stage to the root."""
         if self._shard.tp_index == 0:
             with program.rows_counted_by(step.counts[2:3]):
                 self._group.send_next_logits(logits, step.candidates)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from windlass.kernels.cuda import driver
+from windlass.kernels.cuda.ahead import BUFFERS, CopyAhead, copy_rows, lane_on
 from windlass.kernels.cuda.tiered import ExpertSlots, share_tiles
 
 
@@ -37,44 +36,33 @@ class StreamedLayers:
     def __init__(self, host: Sequence[HostExperts], slots: ExpertSlots, share_blocks: int) -> None:
         self._host, self._slots, self._share_blocks = host, slots, share_blocks
         self._half = host[0].gate_up.shape[0]
-        self._is_there = slots.gate_up.data.is_cuda
-        """Else there are only shapes, and nothing to copy."""
-        if self._is_there:
-            self._stream = torch.cuda.Stream(slots.gate_up.data.device)
-            self._copied, self._used = ([torch.cuda.Event(), torch.cuda.Event()] for _ in range(2))
+        self._ahead = CopyAhead(host, lane_on(slots.gate_up.data.device))
 
     def before(self, layer: int) -> None:
-        if not self._is_there:
-            return
-        if layer == 0:
-            for used in self._used:
-                used.record()
-            for first in range(min(2, len(self._host))):
-                self._copy(first)
-        self._copied[layer % 2].wait()
+        self._ahead.before(layer, self._copy)
 
     def after(self, layer: int) -> None:
-        if not self._is_there:
-            return
-        self._used[layer % 2].record()
-        if layer + 2 < len(self._host):
-            self._copy(layer + 2)
+        self._ahead.after(layer, self._copy)
         if layer == len(self._host) - 1:
             self.clear_share()
 
+    def abandon(self) -> None:
+        """After a step that did not come to its end."""
+        if self._ahead.abandon():
+            self.clear_share()
+
     def clear_share(self) -> None:
+        if self._slots.gate_up.data.is_meta:
+            return
         first = self._slots.staging
         for tiles, part in ((self._slots.gate_up, share_tiles(self._share_blocks)), (self._slots.down, None)):
             staged = tiles.data[first : first + self._half]
             (staged[:, :part] if part is not None else staged[:, :, : self._share_blocks]).zero_()
 
     def _copy(self, layer: int) -> None:
-        first = self._slots.staging + layer % 2 * self._half
-        with torch.cuda.stream(self._stream):
-            self._used[layer % 2].wait()
-            host, blocks = self._host[layer], self._share_blocks
-            gate_up, down = (tiles.data[first : first + self._half] for tiles in (self._slots.gate_up, self._slots.down))
-            gate_up.copy_(host.gate_up, non_blocking=True)
-            driver.copy_rows(host.down_share, down[:, :, :blocks])
-            driver.copy_rows(host.down, down[:, :, blocks:])
-            self._copied[layer % 2].record()
+        first = self._slots.staging + layer % BUFFERS * self._half
+        host, blocks = self._host[layer], self._share_blocks
+        gate_up, down = (tiles.data[first : first + self._half] for tiles in (self._slots.gate_up, self._slots.down))
+        gate_up.copy_(host.gate_up, non_blocking=True)
+        copy_rows(host.down_share, down[:, :, :blocks])
+        copy_rows(host.down, down[:, :, blocks:])

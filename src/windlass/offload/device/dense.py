@@ -12,6 +12,7 @@ from torch import Tensor
 
 from windlass.core.fused import slice_blocks
 from windlass.core.tiers.demand import unit_name
+from windlass.core.tiers.device import DeviceSplit
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Speeds, TierPlacement
 from windlass.errors import Impossible
@@ -21,7 +22,7 @@ from windlass.kernels.cuda.tiered import FAILED_AT, ITEM_BYTES, ITEMS_AT, MAX_IT
 from windlass.offload.device.pinned import PinnedMemory
 from windlass.offload.device.share import CpuShare
 from windlass.offload.device.speeds import measured_speeds
-from windlass.offload.device.weights import DeviceSplit, check_answered
+from windlass.offload.device.weights import check_answered
 from windlass.offload.weights import ExpertSource
 from windlass.units import format_bytes
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from windlass.core.tiers.placement import SPARE_SLOTS, STAGED_LAYERS, spread_numbers
+from windlass.core.tiers.device import DeviceSplit
+from windlass.core.tiers.placement import spread_numbers
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Speeds, TierPlacement
 from windlass.errors import Error, Impossible
@@ -25,41 +26,6 @@ from windlass.units import format_bytes
 
 PIECE = 16
 """Experts that are loaded at a time."""
-
-
-class DeviceSplit(NamedTuple):
-    """Of the routed experts of every layer."""
-
-    num_layers: int
-    num_experts: int
-    on_device: int
-    """Of each layer."""
-    has_shared: bool
-    share: float | None = None
-    """Of an expert in host memory, the part that the CPU computes. None: as the speeds of CPU and link say, which are measured."""
-
-    @property
-    def in_host(self) -> int:
-        return self.num_experts - self.on_device
-
-    @property
-    def num_slots(self) -> int:
-        """Of experts on the device, spare ones for experts that move, and two layers' worth of staging."""
-        return self.staging + STAGED_LAYERS * self.in_host
-
-    @property
-    def first_spare(self) -> int:
-        return self.num_layers * (self.on_device + self.has_shared)
-
-    @property
-    def staging(self) -> int:
-        return self.first_spare + SPARE_SLOTS
-
-    def shared_slot(self, layer: int) -> int:
-        return self.num_layers * self.on_device + layer * self.has_shared
-
-    def share_blocks(self, blocks: int) -> int:
-        return min(blocks, round((self.share or 0.0) * blocks))
 
 
 class _Memory:

@@ -21,6 +21,7 @@ from windlass.plan.inference.sites import Site
 from windlass.plan.inference.stages import balance
 from windlass.plan.memory import Fit, MemoryModel, Offloaded, offload
 from windlass.plan.shards import ModelShards, TpShard
+from windlass.plan.speed.kernels import applies
 from windlass.plan.speed.roofline import SpeedModel
 from windlass.plan.speed.serving import speed
 
@@ -116,10 +117,22 @@ def evaluate(
     stages = choose_stages(model, site, layout, shares)
     indices = tuple(range(layout.tp)) if every or spill else tp_indices(model, site, layout)
     fit = fit_layout(model, site, layout, stages, shares, indices)
-    if fit.short_bytes and spill and engine.offload:
+    if fit.short_bytes and spill and engine.offload and not why_not_offloaded(model, fit, layout):
         fit = offload(fit, model, site.hardware, layout)
     times = SpeedModel(model, site.hardware, layout, fit)
     return Candidate(sizes.spec, engine, scheme, layout, workload, fit, times, times.imbalance() if every else 1.0)
+
+
+def why_not_offloaded(model: MemoryModel, fit: Fit, layout: Layout) -> str:
+    """Of our engine beside GPUs: why weights cannot lie in host memory; empty: they can."""
+    devices = [slot.device for slot in fit.slots if slot.device.kind != "cpu"]
+    if model.engine.name != "windlass" or not devices:
+        return ""
+    if layout.tp > 1:
+        return f"with tp {layout.tp} a GPU has parts of layers, and only whole layers can be kept in host memory; use --pp"
+    if not all(applies(model.spec, model.scheme, device) for device in devices):
+        return "beside a GPU, Windlass offloads only 4-bit weights of models that its Hopper kernels support"
+    return ""
 
 
 def choose_stages(model: MemoryModel, site: Site, layout: Layout, shares: tuple[float, ...]) -> tuple[Interval, ...]:

@@ -12,7 +12,7 @@ from windlass.errors import Impossible
 from windlass.plan.engines.classes import device_class
 from windlass.plan.engines.load import engine
 from windlass.plan.inference.advice import BATCH_FOR_SERVER, AdviceInputs, advice_rows
-from windlass.plan.inference.candidates import Candidate
+from windlass.plan.inference.candidates import Candidate, why_not_offloaded
 from windlass.plan.inference.feasible import check_layout, valid_tp
 from windlass.plan.inference.search.best import SearchResult
 from windlass.plan.inference.search.choices import runs_on
@@ -284,7 +284,19 @@ def _tier_reasons(best: Candidate) -> list[Reason]:
         made.append(
             Reason(choice="disk", value=format_bytes(best.fit.disk_bytes), why="does not fit in host memory; read while running")
         )
-    return made
+    return made + _refused_tiers(best)
+
+
+def _refused_tiers(best: Candidate) -> list[Reason]:
+    """Where our engine does not fit, though there is host memory or a disk: why these do not help."""
+    if best.fits or best.engine.name != "windlass" or all(slot.device.kind == "cpu" for slot in best.fit.slots):
+        return []
+    why = why_not_offloaded(best.times.model, best.fit, best.layout)
+    if why:
+        return [Reason(choice="host memory", value="not used", why=why)]
+    return [
+        Reason(choice="disk", value="not used", why="beside a GPU, weights lie on it and in host memory; on disk only with CPUs")
+    ]
 
 
 def alternative(request: PlanRequest, best: Candidate, other: Candidate) -> Alternative:

@@ -9,11 +9,24 @@ from dataclasses import replace
 
 import msgspec
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.hardware.spec import Node
+from windlass.core.model import kv_bytes_per_token
 from windlass.core.plan import DeviceMemoryPlan, Reason
 from windlass.core.rule import Rule
+from windlass.core.scheme import KV_BYTES
 from windlass.core.tiers.budget import LOADING_BYTES, PROCESS_BYTES, activation_bytes
-from windlass.core.tiers.demand import demand_of, dense_slices, planned_tensors
+from windlass.core.tiers.demand import demand_of, planned_tensors
+from windlass.core.tiers.device import (
+    OTHER_BYTES,
+    DeviceLimits,
+    DeviceNeeds,
+    DevicePlan,
+    ModelStage,
+    device_limits,
+    needed_bytes,
+    plan_device,
+)
 from windlass.core.tiers.placement import place_tiers
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement
 from windlass.errors import DoesNotFit
@@ -30,13 +43,12 @@ def with_tiers(found: Candidate, site: Site, rules: tuple[Rule, ...]) -> tuple[C
         return found, ()  # other engines place by their own rules: experts to the host, the rest on the device
     placer = _RankPlacer(found, site, rules)
     try:
-        placed = [placer.place(slot, held) for slot, held in zip(found.fit.slots, found.fit.memory, strict=True)]
+        placed = placer.placed()
     except DoesNotFit as error:
         return _with_fit(found, site, replace(found.fit, short_bytes=error.short_bytes)), ()
-    memory = tuple(placer.memory(held, tiers) for held, tiers in zip(found.fit.memory, placed, strict=True))
-    offloaded = tuple(
-        _offloaded(tiers, placer.demands[slot.tp, slot.pp]) for slot, tiers in zip(found.fit.slots, placed, strict=True)
-    )
+    ranks = tuple(zip(found.fit.slots, found.fit.memory, placed, strict=True))
+    memory = tuple(placer.memory(slot, held, tiers) for slot, held, tiers in ranks)
+    offloaded = tuple(_offloaded(tiers, placer.demands[slot.tp, slot.pp]) for slot, _, tiers in ranks)
     free = min(held.capacity_bytes - held.total_bytes for held in memory)
     fit = replace(found.fit, memory=memory, offloaded=offloaded, free_bytes=max(free, 0))
     return _with_fit(found, site, fit), tuple(placed)
@@ -54,47 +66,88 @@ class _RankPlacer:
         for slot in found.fit.slots:
             self._ranks[slot.node] = self._ranks.get(slot.node, 0) + 1
         self.demands: dict[tuple[int, int], Demand] = {}
+        self._plans: dict[int, DevicePlan] = {}
+        """Of stages on GPUs that keep weights in host memory."""
 
-    def place(self, slot: DeviceSlot, held: DeviceMemoryPlan) -> TierPlacement:
+    def placed(self) -> list[TierPlacement]:
+        slots, memory = self._found.fit.slots, self._found.fit.memory
+        limits = self._limits()
+        return [self._place(slot, held, limits) for slot, held in zip(slots, memory, strict=True)]
+
+    def _limits(self) -> DeviceLimits:
+        """Of all GPUs the smallest, as ranks agree at the start (engine/tiers.py)."""
+        ranks = zip(self._found.fit.slots, self._found.fit.memory, strict=True)
+        found = [device_limits(self._stage(slot), self._cap(held), self._needs()) for slot, held in ranks if _is_gpu(slot)]
+        return DeviceLimits(*map(min, zip(*found, strict=True))) if found else DeviceLimits(0, 0)
+
+    def _needs(self) -> DeviceNeeds:
+        work, spec, kv = self._found.workload, self._found.spec, self._found.scheme.kv
+        tokens = -(-work.context_tokens // BLOCK_TOKENS) * BLOCK_TOKENS * -(-work.concurrency // self._found.layout.dp)
+        return DeviceNeeds(kv, tokens * kv_bytes_per_token(spec, KV_BYTES[kv]), work.context_tokens)
+
+    def _stage(self, slot: DeviceSlot) -> ModelStage:
+        return ModelStage(self._found.spec, self._found.fit.stages[slot.pp])
+
+    def _cap(self, held: DeviceMemoryPlan) -> int:
+        return int(held.capacity_bytes * self._found.engine.memory_fraction)
+
+    def _place(self, slot: DeviceSlot, held: DeviceMemoryPlan, limits: DeviceLimits) -> TierPlacement:
         node = self._site.hardware.nodes[slot.node]
         demand = self.demands[slot.tp, slot.pp] = self._demand(slot)
-        return place_tiers(demand, self._room(slot, held, node), _speeds(slot, node, self._ranks[slot.node]))
+        speeds = _speeds(slot, node, self._ranks[slot.node])
+        if not _is_gpu(slot):
+            return place_tiers(demand, self._room(held, node, slot), speeds)
+        return self._beside_gpu(slot, held, demand, limits, speeds, int(node.ram_bytes * HOST_FRACTION / self._ranks[slot.node]))
+
+    def _beside_gpu(
+        self, slot: DeviceSlot, held: DeviceMemoryPlan, demand: Demand, limits: DeviceLimits, speeds: Speeds, host_bytes: int
+    ) -> TierPlacement:
+        stage, cap, kv = self._stage(slot), self._cap(held), self._found.scheme.kv
+        if needed_bytes(stage, demand.total_bytes, limits, kv) <= cap:
+            return TierPlacement(device_bytes=demand.total_bytes)
+        plan = self._plans[slot.pp] = plan_device(stage, demand, cap, limits, kv)
+        self.demands[slot.tp, slot.pp] = plan.demand
+        if plan.host_bytes > host_bytes:
+            short = plan.host_bytes - host_bytes
+            raise DoesNotFit(f"{format_bytes(short)} of host memory are missing", short)
+        return plan.placed(speeds)
 
     def _demand(self, slot: DeviceSlot) -> Demand:
         found = self._found
         placement = self._sizes.placement(found.layout, found.scheme, found.fit.shares)
         layers = found.fit.stages[slot.pp]
         tensors = planned_tensors(self._rules, found.spec, placement, found.layout, found.scheme, slot.tp, layers)
-        demand = demand_of(tensors, found.spec, batch=-(-found.workload.concurrency // found.layout.dp))
-        if found.spec.experts is not None or slot.device.kind == "cpu" or not found.times.offloads:
-            return demand
-        return dense_slices(demand, found.spec)
+        return demand_of(tensors, found.spec, batch=-(-found.workload.concurrency // found.layout.dp))
 
-    def _room(self, slot: DeviceSlot, held: DeviceMemoryPlan, node: Node) -> Room:
-        sharing = self._ranks[slot.node]
-        disk = node.disk_bytes // sharing
-        if slot.device.kind == "cpu":
-            beside = PROCESS_BYTES + LOADING_BYTES + self._activation_bytes() + held.kv_bytes
-            return Room(host=max(held.capacity_bytes - beside, 0), disk=disk)
-        beside = held.kv_bytes + held.activation_bytes + held.overhead_bytes
-        return Room(device=max(held.capacity_bytes - beside, 0), host=int(node.ram_bytes * HOST_FRACTION / sharing), disk=disk)
+    def _room(self, held: DeviceMemoryPlan, node: Node, slot: DeviceSlot) -> Room:
+        beside = PROCESS_BYTES + LOADING_BYTES + self._activation_bytes() + held.kv_bytes
+        return Room(host=max(held.capacity_bytes - beside, 0), disk=node.disk_bytes // self._ranks[slot.node])
 
-    def memory(self, held: DeviceMemoryPlan, placed: TierPlacement) -> DeviceMemoryPlan:
-        """Weights and buffers of the first tier; on a CPU also the rest, as the engine counts it under a cap."""
-        activations, overhead = held.activation_bytes, held.overhead_bytes
-        if not placed.device_bytes:
-            activations, overhead = self._activation_bytes(), PROCESS_BYTES + LOADING_BYTES
-        weights = placed.device_bytes or placed.host_bytes
+    def memory(self, slot: DeviceSlot, held: DeviceMemoryPlan, placed: TierPlacement) -> DeviceMemoryPlan:
+        """Weights and buffers of the first tier, and the rest as the engine counts it."""
+        weights, kv_bytes = placed.device_bytes or placed.host_bytes, held.kv_bytes
+        activations, overhead = self._activation_bytes(), PROCESS_BYTES + LOADING_BYTES
+        if _is_gpu(slot):
+            plan = self._plans.get(slot.pp)
+            activations, overhead = held.activation_bytes, held.overhead_bytes
+            if plan is not None:
+                kv_bytes = plan.kv_bytes
+                activations, overhead = plan.beside_bytes - OTHER_BYTES, OTHER_BYTES + held.capacity_bytes - self._cap(held)
         return msgspec.structs.replace(
             held,
             weights_bytes=weights,
+            kv_bytes=kv_bytes,
             activation_bytes=activations,
             overhead_bytes=overhead,
-            total_bytes=weights + held.kv_bytes + activations + overhead,
+            total_bytes=weights + kv_bytes + activations + overhead,
         )
 
     def _activation_bytes(self) -> int:
         return activation_bytes(self._found.spec, -(-self._found.workload.concurrency // self._found.layout.dp))
+
+
+def _is_gpu(slot: DeviceSlot) -> bool:
+    return slot.device.kind != "cpu"
 
 
 def _speeds(slot: DeviceSlot, node: Node, sharing: int) -> Speeds:
@@ -137,5 +190,6 @@ def tier_reasons(tiers: tuple[TierPlacement, ...], *, has_experts: bool) -> list
             else "computed by CPU and GPU together when a token needs them"
         )
         why = f"of {fullest.num_experts:,}; the others are {when if has_experts else 'computed by CPU and GPU together in every step'}"
+        why += f"; on the fullest of {len(tiers)} ranks" if len(tiers) > 1 else ""
         made.append(Reason(choice="experts" if has_experts else "slices of feed-forwards", value=shown, why=why))
     return made

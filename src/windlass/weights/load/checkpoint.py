@@ -240,8 +240,11 @@ class CheckpointWeights:
         return common_code_format(shards, {self._form(shard) for shard in shards})
 
     def _can_be_tiled(self) -> bool:
+        """All layers of the model: those of other stages too."""
+        experts = self._share.experts(self.spec.experts.num_experts) if self.spec.experts else None
+        every = self._alike(self._index.held(self.spec, (0, self.spec.num_layers), experts))
         return all(
-            can_tile(alike.form.codes, alike.first.num_rows, alike.first.num_in) for alike in self._held if _is_tiled(alike.first)
+            can_tile(alike.form.codes, alike.first.num_rows, alike.first.num_in) for alike in every if _is_tiled(alike.first)
         )
 
     def _dense(self, rows_of: list[list[TensorShard]]) -> Tensor:
