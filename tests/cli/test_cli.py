@@ -159,7 +159,7 @@ PLANNING = frozenset("bundled cli core errors families formats open plan units".
     [
         (["--help"], {"cli", "core", "errors", "units"}, 70),
         (["plan", "--help"], {"cli", "core", "errors", "units"}, 70),
-        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"], PLANNING, 172),
+        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"], PLANNING, 190),
     ],
     ids=["help", "plan-help", "plan"],
 )

@@ -21,8 +21,9 @@ pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.multi
 
 ROOT = Path(__file__).parents[2]
-if str(Path(__file__).parent) not in sys.path:
-    sys.path.insert(0, str(Path(__file__).parent))
+for folder in (Path(__file__).parent, ROOT / "tests" / "formats" / "hub"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 from forked_convert import Converting  # noqa: E402
 
