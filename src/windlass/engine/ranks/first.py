@@ -37,7 +37,7 @@ from windlass.engine.load import (
     with_limits,
 )
 from windlass.engine.memory import block_bytes
-from windlass.engine.ranks.broadcast import STEPS, StepBroadcast, broadcast_steps
+from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD, STEPS, StepBroadcast, broadcast_steps
 from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.engine.ranks.supervisor import SupervisorConnection
 from windlass.errors import Impossible
@@ -53,6 +53,9 @@ from windlass.parallel.through_host import through_host
 
 LIMITS_KEY = "limits"
 """Key under which rank 0 publishes the scheduler's Limits (msgpack) for the others."""
+
+OPENED = "opened"
+"""Keys of the rendezvous store: ranks that have opened their files."""
 
 
 def load_job(job: RankJob, progress: Progress | None = None) -> tuple[Engine, Info]:
@@ -101,7 +104,20 @@ def build_rank(job: RankJob, store: RendezvousStore, progress: Progress | None =
     if device != "cpu":
         torch.cuda.set_device(device)
     groups = _join(job, meeting, store, device)
-    return build(job.launch, device, progress, partial(_shard, job, groups), job.slices_folder)
+
+    def shard_of(spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> ModelShard:
+        """Files are open then, which may take long on a slow disk: from here on ranks wait for each other no longer than in a step."""
+        _meet(store, job.rank, len(meeting.hosts))
+        return _shard(job, groups, spec, rules, stored)
+
+    return build(job.launch, device, progress, shard_of, job.slices_folder)
+
+
+def _meet(store: RendezvousStore, rank: int, num_ranks: int) -> None:
+    """Until all ranks are here."""
+    store.put(f"{OPENED}/{rank}", b"")
+    for other in range(num_ranks):
+        store.take(f"{OPENED}/{other}", SECONDS_TO_LOAD)
 
 
 def _engine(launch: Launch, built: LoadedDecoder) -> Engine:

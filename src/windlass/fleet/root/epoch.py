@@ -52,6 +52,12 @@ class MemberFailed(Exception):
         self.member = member
 
 
+def launch_of_ranks(launch: Launch, plan: EpochPlan) -> Launch:
+    """What travels: how many other machines there are, not which, and nothing that only the root needs to know."""
+    others = ("",) * (len(set(plan.nodes)) - 1)
+    return msgspec.structs.replace(launch, layout=plan.layout, workers=others, secret_file=None, planned=None)
+
+
 class Epoch:
     """`members`: connected machines, the root's first; some may have no ranks."""
 
@@ -64,8 +70,7 @@ class Epoch:
         progress: Callable[[NodeProgress], None],
     ) -> None:
         self.number, self.plan, self.members = number, plan, tuple(members)
-        # What only the root needs to know does not travel.
-        self.launch = msgspec.structs.replace(launch, layout=plan.layout, workers=(), secret_file=None, planned=None)
+        self.launch = launch_of_ranks(launch, plan)
         self.heartbeats: dict[int, RankHeartbeat] = {}
         self.held_bytes: dict[int, int] = {}
         """Weights by rank, without rank 0, whose engine reports its own."""

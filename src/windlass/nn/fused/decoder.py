@@ -8,6 +8,7 @@ in integers where weights have groups of 128, else in bf16. core/fused.py says w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -305,7 +306,8 @@ class FusedDecoder:
         try:
             return self._passed(step, caches)
         except BaseException:
-            self._abandon()
+            with suppress(Exception):  # after an error of the device this fails too; the first one counts
+                self._abandon()
             raise
 
     def _passed(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
