@@ -3,7 +3,7 @@
 In bf16 on one CPU. What tensor parallelism changes is the rounding of sums: each rank rounds its part, and the parts are added. Here every
 output of attention and of the experts is cut into two random parts that are rounded, once with the experts chosen freely, once with those
 of the run without a cut.
-Run: WINDLASS_NO_NATIVE=1 PYTHONPATH=src:bench/h200 python bench/split/near_ties.py
+Run: WINDLASS_NO_NATIVE=1 PYTHONPATH=src:bench/h200:bench/quality python bench/split/near_ties.py
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from prompt_rounding import whole_step
 from split_model import BOUNDS, DENSE, MIXTURE, PROMPTS, made
 from torch import Tensor
 
-from windlass.kernels.step import Step
 from windlass.nn import moe
 from windlass.nn.decoder import Decoder
 from windlass.weights.load.checkpoint import CheckpointWeights
@@ -26,17 +26,6 @@ from windlass.weights.source import open_model
 
 Route = Callable[..., tuple[Tensor, Tensor]]
 SEEDS = range(5)
-
-
-def whole_step(tokens: list[int]) -> Step:
-    count = len(tokens)
-    positions, starts = torch.arange(count, dtype=torch.int32), torch.tensor([0, count], dtype=torch.int32)
-    lengths, none = torch.tensor([count], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
-    counts = torch.tensor([count, 1, count], dtype=torch.int32)
-    return Step(
-        torch.tensor(tokens, dtype=torch.int32), positions, positions, starts, lengths, none, positions, counts, host_starts=starts,
-        host_lengths=lengths,
-    )  # fmt: skip
 
 
 def scores(decoder: Decoder) -> Tensor:
