@@ -8,7 +8,6 @@ import msgspec
 
 from windlass.check.report import Report, grouped
 from windlass.cli.console import console
-from windlass.units import format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,15 +42,21 @@ def table(report: Report) -> Table:
 
 
 def estimate_lines(estimates: dict[str, Any]) -> list[str]:
-    lines: list[str] = []
-    for number, one in estimates.get("examples", {}).items():
-        lines.append(f"{number} examples: {format_seconds(one['seconds'])}{_price(one['usd'])}")
+    lines = [f"{number} examples: {_time(one)}" for number, one in estimates.get("examples", {}).items()]
     if "training" in estimates:
-        one = estimates["training"]
-        lines.append(f"training, {one['steps']:,} steps: {format_seconds(one['seconds'])}{_price(one['usd'])}")
+        lines.append(f"training, {estimates['training']['steps']:,} steps: {_time(estimates['training'])}")
     if estimates.get("basis"):
         lines.append(f"({estimates['basis']})")
     return lines
+
+
+UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (3 * 86400.0, 3600.0, "h"), (float("inf"), 86400.0, "days"))
+
+
+def _time(one: dict[str, Any]) -> str:
+    """`6.2 s (5.6 to 6.9), $0.10`: all three in one unit."""
+    size, unit = next((size, unit) for below, size, unit in UNITS if one["seconds"] < below)
+    return f"{one['seconds'] / size:.1f} {unit} ({one['low'] / size:.1f} to {one['high'] / size:.1f}){_price(one['usd'])}"
 
 
 def _price(usd: float) -> str:
