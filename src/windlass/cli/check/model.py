@@ -201,7 +201,7 @@ def _prompt(path: Path | None, vocab_size: int) -> tuple[list[int], bool | None]
 
 
 def _estimates(facts: GenerationFacts, options: CheckOptions, price: float) -> dict[str, Any]:
-    numbers = tuple(dict.fromkeys([*EXAMPLES, *([options.examples] if options.examples else [])]))
+    numbers = sorted({*EXAMPLES, options.examples or EXAMPLES[0]})
     prefill, decode = facts.prefill_tokens_per_second, facts.decode_tokens_per_second
     if options.tasks:
         runs = rehearse(options, max(numbers), prefill, decode)
