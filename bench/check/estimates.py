@@ -7,14 +7,41 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 WINDLASS = [sys.executable, "-P", "-m", "windlass"]
 WITHIN = 0.2
+QUIET = 0.1
+"""Cores that other programs may use, so that a round counts as one of a quiet machine."""
+
+
+class Others:
+    """Cores that other programs used since it was made."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.monotonic(), busy_seconds(), own_seconds()
+
+    def cores(self) -> float:
+        others = busy_seconds() - self._busy - (own_seconds() - self._own)
+        return max(others, 0.0) / (time.monotonic() - self._began)
+
+
+def busy_seconds() -> float:
+    """Of all CPUs: user, nice, system, interrupts (proc(5))."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+    return sum(ticks[place] for place in (0, 1, 2, 5, 6)) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime + time.process_time()
 
 
 def check(*words: str) -> dict[str, Any]:
@@ -31,11 +58,11 @@ def seconds(*words: str) -> float:
 SEEN: dict[str, list[tuple[dict[str, float], float]]] = {}
 
 
-def show(what: str, predicted: dict[str, float], took: float) -> None:
+def show(what: str, predicted: dict[str, float], took: float, others: float) -> None:
     low, high = predicted["low"], predicted["high"]
-    shown = f"{predicted['seconds']:6.1f} s ({low:.1f} to {high:.1f}), took {took:6.1f} s"
-    print(f"{what:<28} {shown}: {predicted['seconds'] / took - 1:+.0%}{'' if low <= took <= high else ', outside'}", flush=True)
-    SEEN.setdefault(what, []).append((predicted, took))
+    shown = f"{predicted['seconds']:6.1f} s ({low:.1f} to {high:.1f}), took {took:6.1f} s: {predicted['seconds'] / took - 1:+.0%}"
+    print(f"{what:<24} {shown}{'' if low <= took <= high else ', outside'}; others used {others:.2f} cores", flush=True)
+    SEEN.setdefault(f"{what}, {'quiet' if others <= QUIET else 'busy'}", []).append((predicted, took))
 
 
 def show_all() -> None:
@@ -51,17 +78,20 @@ def show_all() -> None:
 
 def evaluate(model: str, task: str, numbers: list[int]) -> None:
     """One prediction, and then each number of examples for real."""
+    others = Others()
     predicted = check(model, "--tasks", task, "--examples", str(max(numbers)))["examples"]
     for number in numbers:
         with tempfile.TemporaryDirectory() as folder:
             words = ("eval", model, "--tasks", task, "--num-examples", str(number), "--results-dir", f"{folder}/results")
-            show(f"{number} of {task}", predicted[str(number)], seconds(*words))
+            show(f"{number} of {task}", predicted[str(number)], seconds(*words), others.cores())
 
 
 def train(recipe: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
+        others = Others()
         predicted = check(recipe, "--folder", folder)["training"]
-        show(f"{predicted['steps']} steps", predicted, seconds("train", "run", recipe, "--out", f"{folder}/run"))
+        took = seconds("train", "run", recipe, "--out", f"{folder}/run")
+        show(f"{predicted['steps']} steps", predicted, took, others.cores())
 
 
 def main() -> None:

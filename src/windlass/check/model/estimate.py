@@ -38,14 +38,10 @@ def around(seconds: float, deviation: float) -> Seconds:
     return Seconds(seconds=seconds, low=seconds / factor, high=seconds * factor)
 
 
-def drift(*series: Sequence[float]) -> float:
-    """How much the machine's speed changes, as a share, by the same things measured some seconds apart."""
-    variances = [variance([log(value) for value in some]) for some in map(_positive, series) if len(some) > 1]
-    return sqrt(STEADY**2 + fmean(variances)) if variances else 2 * STEADY
-
-
-def _positive(values: Sequence[float]) -> list[float]:
-    return [value for value in values if value > 0]
+def drift(values: Sequence[float]) -> float:
+    """How much the machine's speed changes, as a share, by the same thing measured some seconds apart."""
+    logarithms = [log(value) for value in values if value > 0]
+    return sqrt(STEADY**2 + variance(logarithms)) if len(logarithms) > 1 else 2 * STEADY
 
 
 # --- an evaluation
@@ -113,11 +109,12 @@ def evaluation_seconds(rehearsals: Sequence[Rehearsal], number: int) -> Seconds:
     answers, asked = longest.answers, len(longest.answers)
     each = example_time(answers)
     asking = max(longest.asking_seconds + (number - asked) * each, each * number)
-    total = fmean(one.start_seconds for one in rehearsals) + asking
+    starts = [one.start_seconds for one in rehearsals]
+    total = fmean(starts) + asking
     unseen = max(number - asked, 0)  # their lengths are drawn anew, and the mean of those seen is itself uncertain
     lengths = _spread([answer.work for answer in answers]) * sqrt(unseen + unseen**2 / asked) * each
-    steady = drift([one.start_seconds for one in rehearsals], [slowdown(one.answers) for one in rehearsals])
-    return around(total, sqrt(steady**2 + (lengths / total) ** 2))
+    speeds = fmean(starts) * drift(starts) + asking * drift([slowdown(one.answers) for one in rehearsals])
+    return around(total, sqrt(speeds**2 + lengths**2) / total)
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -174,8 +171,9 @@ def training_seconds(runs: Sequence[TrainingTimes], schedule: Schedule) -> Secon
     starts = [run.start_seconds for run in runs if run.start_seconds]
     first = max(fmean(run.step_seconds[0] for run in runs if run.step_seconds) - each, 0.0)
     steps = each * schedule.steps
-    total = fmean(starts or [0.0]) + first + steps + _pauses(runs, schedule, steps)
-    return around(total, drift([run.usual_step for run in runs], starts))
+    start, rest = fmean(starts or [0.0]), first + steps + _pauses(runs, schedule, steps)
+    speeds = start * drift(starts) + rest * drift([run.usual_step for run in runs])
+    return around(start + rest, speeds / (start + rest))
 
 
 def _pauses(runs: Sequence[TrainingTimes], schedule: Schedule, seconds: float) -> float:

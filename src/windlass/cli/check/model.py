@@ -33,7 +33,7 @@ def check_model(options: CheckOptions) -> Found:
 
     location = find_model(options.target)
     path = location.path
-    rows = [] if options.random_weights else _file_rows(path, options)
+    rows = [] if options.random_weights else file_rows(path, options)
     if path is None and not options.random_weights:
         rows = [
             failed(
@@ -53,7 +53,7 @@ def check_model(options: CheckOptions) -> Found:
     return _measured(found, plan, path, options) if options.full and runnable else found
 
 
-def _file_rows(path: Path | None, options: CheckOptions) -> list[Check]:
+def file_rows(path: Path | None, options: CheckOptions) -> list[Check]:
     if path is None:
         return []
     from windlass.open.checkpoint_files import read_files

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.check.report import Report, grouped
+from windlass.check.report import Check, Report, grouped
 from windlass.cli.console import console
 
 if TYPE_CHECKING:
@@ -19,26 +19,49 @@ def show(report: Report, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(report.as_json()).decode())
         return
-    console().print(table(report))
+    console().print(table(report, console().width))
     for line in estimate_lines(report.estimates):
         console().print(line, markup=False)
     counts = {state: sum(check.state == state for check in report.checks) for state in ("pass", "warn", "fail")}
     console().print(f"{counts['pass']} passed, {counts['warn']} warnings, {counts['fail']} failed", markup=False)
 
 
-def table(report: Report) -> Table:
+WIDE = 120
+"""Columns that five of them need. On narrower terminals what is needed and what to do stand below what was measured."""
+
+
+def table(report: Report, width: int = WIDE) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
     groups = grouped(report.checks)
     several = len({host for group in groups for host in group.hosts}) > 1
-    made = Table("check", "state", *(["hosts"] if several else []), "measured", "needed", "what to do", box=None, pad_edge=False)
+    made = Table(box=None, pad_edge=False)
+    for name in [
+        "check",
+        "state",
+        *(["hosts"] if several else []),
+        "measured",
+        *(["needed", "what to do"] if width >= WIDE else []),
+    ]:
+        made.add_column(name, overflow="fold", no_wrap=name in ("check", "state"))
     for group in groups:
         check = group.check
         words = [check.name, f"[{COLOURS[check.state]}]{check.state}[/]"]
         words += [escape(group.where)] if several else []
-        made.add_row(*words, escape(check.measured), escape(check.needed), escape(check.remedy))
+        made.add_row(*words, *map(escape, [check.measured, check.needed, check.remedy] if width >= WIDE else [_below(check)]))
     return made
+
+
+def _below(check: Check) -> str:
+    if check.state == "pass":
+        return check.measured
+    lines = [
+        check.measured,
+        *([f"needed: {check.needed}"] if check.needed else []),
+        *([f"do: {check.remedy}"] if check.remedy else []),
+    ]
+    return "\n".join(lines)
 
 
 def estimate_lines(estimates: dict[str, Any]) -> list[str]:
