@@ -266,6 +266,12 @@ def test_host_lists(text: str, names: list[str]) -> None:
     assert hostfile_lines(names, 8).count("slots=8") == len(names)
 
 
+@pytest.mark.parametrize("text", ["node[a-b]", "n[1-]", "n[]"])
+def test_host_lists_that_name_nobody(text: str) -> None:
+    with pytest.raises(BadInput, match="names no machines"):
+        expand_hosts(text)
+
+
 @given(st.text())
 def test_meeting_ports_are_no_outgoing_ones(name: str) -> None:
     assert all(20000 <= port < 30000 for port in meeting_ports(name)) and len(set(meeting_ports(name))) == 64

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.pure
         ("--ports 29500", "without --hosts"),
         ("tiny-glm --tasks lists", "--tasks does nothing without --full"),
         ("tiny-glm --examples 10", "without --full"),
-        ("tiny-glm --random-weights", "without --full"),
         ("--full --tasks lists", "--tasks is for a model"),
         ("recipe.toml --quant int4", "--quant is for a model"),
         ("tiny-glm --full --tasks lists --random-weights", "use one of them"),

@@ -86,7 +86,7 @@ check.__doc__ = f"{check.__doc__}\n\n{EXAMPLES}"
 
 
 NEEDS = {
-    "shared": "hosts", "ports": "hosts", "python": "hosts", "tasks": "full", "examples": "full", "price": "full", "random_weights": "full",
+    "shared": "hosts", "ports": "hosts", "python": "hosts", "tasks": "full", "examples": "full", "price": "full",
 }  # fmt: skip
 OF_A_MODEL = ("tasks", "examples", "quant", "random_weights", "context", "device")
 

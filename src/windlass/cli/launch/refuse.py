@@ -67,7 +67,8 @@ def check_words(root: Any, words: list[str]) -> None:
         usage = getattr(error, "format_message", None)
         if usage is None:
             raise
-        raise BadInput(f"{' '.join(str(usage()).split())} (see `windlass {words[0]} --help`)") from None
+        said = " ".join(str(usage()).split()) or f"`windlass {' '.join(words)}` is not a whole command"
+        raise BadInput(f"{said} (see `windlass {words[0]} --help`)") from None
 
 
 def _parse(root: Any, words: list[str]) -> None:
