@@ -7,41 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
+
+from windlass.machine.health.other_programs import OtherPrograms
 
 WINDLASS = [sys.executable, "-P", "-m", "windlass"]
 WITHIN = 0.2
 QUIET = 0.1
 """Cores that other programs may use, so that a round counts as one of a quiet machine."""
-
-
-class Others:
-    """Cores that other programs used since it was made."""
-
-    def __init__(self) -> None:
-        self._began, self._busy, self._own = time.monotonic(), busy_seconds(), own_seconds()
-
-    def cores(self) -> float:
-        others = busy_seconds() - self._busy - (own_seconds() - self._own)
-        return max(others, 0.0) / (time.monotonic() - self._began)
-
-
-def busy_seconds() -> float:
-    """Of all CPUs: user, nice, system, interrupts (proc(5))."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
-    return sum(ticks[place] for place in (0, 1, 2, 5, 6)) / os.sysconf("SC_CLK_TCK")
-
-
-def own_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime + time.process_time()
 
 
 def check(*words: str) -> dict[str, Any]:
@@ -78,7 +55,7 @@ def show_all() -> None:
 
 def evaluate(model: str, task: str, numbers: list[int]) -> None:
     """One prediction, and then each number of examples for real."""
-    others = Others()
+    others = OtherPrograms()
     predicted = check(model, "--tasks", task, "--examples", str(max(numbers)))["examples"]
     for number in numbers:
         with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +65,7 @@ def evaluate(model: str, task: str, numbers: list[int]) -> None:
 
 def train(recipe: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        others = Others()
+        others = OtherPrograms()
         predicted = check(recipe, "--folder", folder)["training"]
         took = seconds("train", "run", recipe, "--out", f"{folder}/run")
         show(f"{predicted['steps']} steps", predicted, took, others.cores())

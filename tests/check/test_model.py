@@ -6,6 +6,7 @@ import hashlib
 import heapq
 import json
 import math
+import os
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from windlass.check.model.estimate import (
     drift,
     evaluation_seconds,
     num_at_once,
+    of_others,
     one_after_another,
     training_seconds,
 )
@@ -40,6 +42,7 @@ from windlass.cli.check.rehearsal import second_number
 from windlass.cli.check.table import estimate_lines
 from windlass.cli.plan.training import plan_recipe
 from windlass.core.recipe.recipe import load_recipe
+from windlass.machine.health.other_programs import OtherPrograms, busy_seconds
 from windlass.open.checkpoint_files import known_digests, read_files
 
 pytestmark = pytest.mark.pure
@@ -215,6 +218,20 @@ def test_what_is_a_small_part_of_the_time_is_a_small_part_of_the_interval() -> N
     """Starts of 3 s that are alike, answers in a tenth of a second that are not."""
     found = evaluation_seconds([evaluation([0.01] * 32, 16), evaluation([0.01] * 64, 16, slow=4.0)], 50)
     assert found.high / found.low < 1.3
+
+
+def test_other_programs_widen_the_interval_and_are_named() -> None:
+    runs = [evaluation([1.0] * 32, 16), evaluation([1.0] * 64, 16)]
+    alone, beside = evaluation_seconds(runs, 50), evaluation_seconds(runs, 50, others=0.5)
+    assert alone.seconds == beside.seconds and beside.high > 1.5 * alone.high
+    assert of_others(0.01) == "" and of_others(0.5) == "; other programs used 50% of the CPUs meanwhile"
+
+
+def test_what_other_programs_use_is_seen() -> None:
+    stat = "cpu  100 200 300 4000 500 60 70 8 0 0\ncpu0 1 2\n"
+    assert busy_seconds(stat) * os.sysconf("SC_CLK_TCK") == 730, "not idle, not waiting for disks"
+    others = OtherPrograms()
+    assert 0 <= others.share() <= 1
 
 
 STEPS_OF_A_SECOND = [1.0] * 12

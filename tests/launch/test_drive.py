@@ -24,7 +24,7 @@ from windlass.launch.drive.state import JobState, Record, SchedulerFailed, ended
 from windlass.launch.init import expand_hosts, hostfile_lines
 from windlass.launch.job import Job
 from windlass.launch.node import filled, vllm_words
-from windlass.launch.ports import free_port, meeting_ports
+from windlass.launch.ports import Claim, free_port, meeting_ports
 from windlass.launch.registry import all_jobs, find_job, new_name, remember
 
 pytestmark = pytest.mark.pure
@@ -288,6 +288,19 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
         assert other != port
         with pytest.raises(BadInput, match="none of 1 ports"):
             free_port([port])
+
+
+def test_two_jobs_that_start_together_take_two_ports() -> None:
+    """Neither listens yet."""
+    first = free_port(range(20000, 20100))
+    ports = range(first, first + 50)
+    one, other = Claim(ports), Claim(ports)
+    assert one.port != other.port
+    one.close()
+    again = Claim(ports)
+    assert again.port == one.port, "a job that ended gives it back"
+    for claim in (other, again):
+        claim.close()
 
 
 @pytest.mark.multi

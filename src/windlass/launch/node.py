@@ -19,7 +19,7 @@ import msgspec
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error
 from windlass.launch.job import PLACE, Job, Settings
-from windlass.launch.ports import free_port, meeting_ports
+from windlass.launch.ports import Claim, free_port, meeting_ports
 from windlass.machine.fabric.fabric import address_towards, read_fabric
 from windlass.machine.fabric.variables import fitting, threads, wrong_variables
 from windlass.machine.system import this_system
@@ -197,12 +197,14 @@ def vllm_words(command: Sequence[str]) -> list[str]:
 
 def _worker(node: Node, environment: dict[str, str], write: WriteFile) -> int:
     address = node.own_address
-    at = f"{address}:{free_port(range(FIRST_WORKER_PORT, FIRST_WORKER_PORT + NUM_PORTS), address)}"
+    claim = Claim(range(FIRST_WORKER_PORT, FIRST_WORKER_PORT + NUM_PORTS), address)
+    at = f"{address}:{claim.port}"
     words = ["worker", "--listen", at, "--secret-file", f"{node.settings.folder}/secret"]
     if node.job.gpus_per_node:
         words += ["--device", "cuda"]
     write(Path(node.run) / f"worker-{node.number}", at.encode())
     code = _child(node, _windlass(*words), environment, until=Path(node.run) / "root-ended")
+    claim.close()
     return 0 if (Path(node.run) / "root-ended").exists() else code
 
 
@@ -242,9 +244,10 @@ class _Server:
 
     def __init__(self, words: list[str], folder: Path, reached: str) -> None:
         self.words, self._folder, self._is_up = words, folder, False
-        port = _option(words, "--port")
+        port, self._claim = _option(words, "--port"), None
         if port is None:
-            port = str(free_port(range(FIRST_SERVER_PORT, FIRST_SERVER_PORT + NUM_PORTS)))
+            self._claim = Claim(range(FIRST_SERVER_PORT, FIRST_SERVER_PORT + NUM_PORTS))
+            port = str(self._claim.port)
             words += ["--port", port]
         host = _option(words, "--host")
         if host is None:
@@ -267,6 +270,8 @@ class _Server:
         _say(f"serving at {self._url}{f'; the key is in {key}' if key else ''}")
 
     def ended(self) -> None:
+        if self._claim is not None:
+            self._claim.close()
         (self._folder / "address.json").unlink(missing_ok=True)
 
 

@@ -17,6 +17,8 @@ STEADY = 0.06
 """A machine that is left alone still differs by so much, as a share, from one minute to the next (two cores of a shared host)."""
 WIDTH = 1.64
 """Of standard deviations for 80 % of the runs: Student's t for the three or four measurements that there are."""
+NOTICED = 0.05
+"""Of the CPUs: other programs that use more are mentioned beside an estimate."""
 ONE_OFF = 3.0
 """A step that took longer than so many medians compiled or allocated something; it is counted once and not as the usual step."""
 
@@ -42,6 +44,11 @@ def drift(values: Sequence[float]) -> float:
     """How much the machine's speed changes, as a share, by the same thing measured some seconds apart."""
     logarithms = [log(value) for value in values if value > 0]
     return sqrt(STEADY**2 + variance(logarithms)) if len(logarithms) > 1 else 2 * STEADY
+
+
+def of_others(share: float) -> str:
+    """For the line below an estimate."""
+    return f"; other programs used {share:.0%} of the CPUs meanwhile" if share > NOTICED else ""
 
 
 # --- an evaluation
@@ -103,8 +110,10 @@ def example_time(answers: Sequence[Answer]) -> float:
     return slowdown(answers) * fmean(answer.work for answer in answers) / max(num_at_once(answers), 1)
 
 
-def evaluation_seconds(rehearsals: Sequence[Rehearsal], number: int) -> Seconds:
-    """By the longest rehearsal, and what more (or fewer) examples than it had add; starts are averaged."""
+def evaluation_seconds(rehearsals: Sequence[Rehearsal], number: int, others: float = 0.0) -> Seconds:
+    """By the longest rehearsal, and what more (or fewer) examples than it had add; starts are averaged.
+
+    `others`: the share of the CPUs that other programs used meanwhile. They may end, or go on, or come back."""
     longest = max(rehearsals, key=lambda one: len(one.answers))
     answers, asked = longest.answers, len(longest.answers)
     each = example_time(answers)
@@ -114,7 +123,7 @@ def evaluation_seconds(rehearsals: Sequence[Rehearsal], number: int) -> Seconds:
     unseen = max(number - asked, 0)  # their lengths are drawn anew, and the mean of those seen is itself uncertain
     lengths = _spread([answer.work for answer in answers]) * sqrt(unseen + unseen**2 / asked) * each
     speeds = fmean(starts) * drift(starts) + asking * drift([slowdown(one.answers) for one in rehearsals])
-    return around(total, sqrt(speeds**2 + lengths**2) / total)
+    return around(total, sqrt((speeds**2 + lengths**2) / total**2 + others**2))
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -165,15 +174,15 @@ class Schedule(Frozen):
     validation_steps: int | None = None
 
 
-def training_seconds(runs: Sequence[TrainingTimes], schedule: Schedule) -> Seconds:
-    """Steps are averaged by run, so that each look at the machine counts the same."""
+def training_seconds(runs: Sequence[TrainingTimes], schedule: Schedule, others: float = 0.0) -> Seconds:
+    """Steps are averaged by run, so that each look at the machine counts the same. `others`: as of an evaluation."""
     each = fmean(run.usual_step for run in runs if run.step_seconds)
     starts = [run.start_seconds for run in runs if run.start_seconds]
     first = max(fmean(run.step_seconds[0] for run in runs if run.step_seconds) - each, 0.0)
     steps = each * schedule.steps
     start, rest = fmean(starts or [0.0]), first + steps + _pauses(runs, schedule, steps)
     speeds = start * drift(starts) + rest * drift([run.usual_step for run in runs])
-    return around(start + rest, speeds / (start + rest))
+    return around(start + rest, sqrt((speeds / (start + rest)) ** 2 + others**2))
 
 
 def _pauses(runs: Sequence[TrainingTimes], schedule: Schedule, seconds: float) -> float:

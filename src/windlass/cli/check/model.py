@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.check.model.estimate import ANSWER_TOKENS, EXAMPLES, PROMPT_TOKENS, evaluation_seconds, one_after_another
+from windlass.check.model.estimate import ANSWER_TOKENS, EXAMPLES, PROMPT_TOKENS, evaluation_seconds, of_others, one_after_another
 from windlass.check.model.files import FileFacts, judge_files
 from windlass.check.model.generation import GenerationFacts, judge_generation
 from windlass.check.needs import needs_of_plan
@@ -17,6 +17,7 @@ from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of
 from windlass.cli.check.rehearsal import basis_of, rehearse
 from windlass.core.launch import Launch, RandomInit
 from windlass.errors import Error
+from windlass.machine.health.other_programs import OtherPrograms
 
 if TYPE_CHECKING:
     from windlass.core.client import SyncClient
@@ -204,9 +205,11 @@ def _estimates(facts: GenerationFacts, options: CheckOptions, price: float) -> d
     numbers = sorted({*EXAMPLES, options.examples or EXAMPLES[0]})
     prefill, decode = facts.prefill_tokens_per_second, facts.decode_tokens_per_second
     if options.tasks:
+        others = OtherPrograms()
         runs = rehearse(options, max(numbers), prefill, decode)
-        times = {number: evaluation_seconds(runs, number) for number in numbers}
-        basis = basis_of(runs, options.tasks)
+        share = others.share()
+        times = {number: evaluation_seconds(runs, number, share) for number in numbers}
+        basis = basis_of(runs, options.tasks) + of_others(share)
     else:
         times = {number: one_after_another(facts.load_seconds, prefill, decode, number) for number in numbers}
         basis = (

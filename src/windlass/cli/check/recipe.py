@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.check.model.estimate import Schedule, TrainingTimes, training_seconds
+from windlass.check.model.estimate import Schedule, TrainingTimes, of_others, training_seconds
 from windlass.check.model.recipe import DataFacts, DrillFacts, judge_data, judge_drill
 from windlass.check.needs import needs_of_plan
 from windlass.check.report import Check, failed, passed
 from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of, say
 from windlass.errors import Error
+from windlass.machine.health.other_programs import OtherPrograms
 
 if TYPE_CHECKING:
     from windlass.core.plan import Plan
@@ -79,6 +80,7 @@ def _data(recipe: Recipe, options: CheckOptions) -> DataFacts:
 
 def _drill(found: Found, recipe: Recipe, plan: Plan, options: CheckOptions) -> Found:
     say(options, f"training {STEPS} steps, then again with a kill")
+    others = OtherPrograms()
     with tempfile.TemporaryDirectory(prefix="windlass-check-", dir=options.folder) as place:
         folder = Path(place)
         problem, times = _timed(options, folder / "whole", drill_settings(recipe))
@@ -90,11 +92,12 @@ def _drill(found: Found, recipe: Recipe, plan: Plan, options: CheckOptions) -> F
         runs = [times, TrainingTimes(start_seconds=0.0, step_seconds=_step_seconds(resumed))]
         schedule = schedule_of(recipe, plan, whole)
         runs += _longer(options, folder / "longer", runs, recipe, schedule.steps)
-    total = training_seconds(runs, schedule)
+    share = others.share()
+    total = training_seconds(runs, schedule, share)
     timed = sum(len(run.step_seconds) for run in runs)
     estimates = {
         "training": {"steps": schedule.steps, **total.as_json(options.price or plan.cost.usd_per_hour)},
-        "basis": f"from {timed} steps of this recipe, {runs[0].usual_step:.3g} s each",
+        "basis": f"from {timed} steps of this recipe, {runs[0].usual_step:.3g} s each{of_others(share)}",
     }
     return Found(needs=found.needs, rows=(*found.rows, *rows), estimates=estimates)
 
