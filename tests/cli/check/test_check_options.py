@@ -17,6 +17,11 @@ from windlass.errors import BadInput
 pytestmark = pytest.mark.pure
 
 
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WINDLASS_DATA", raising=False)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -28,6 +33,8 @@ pytestmark = pytest.mark.pure
         ("recipe.toml --quant int4", "--quant is for a model"),
         ("tiny-glm --full --tasks lists --random-weights", "use one of them"),
         ("--quick --full", "contradict"),
+        ("tiny-glm --full --tasks listz", "did you mean lists"),
+        ("tiny-glm --full --tasks gsm8k", "the data of task gsm8k is not on this machine"),
         ("--monitor http://127.0.0.1:99999/", "no address"),
         ("--monitor ftp://127.0.0.1/", "no address"),
     ],

@@ -14,7 +14,7 @@ from windlass.check.model.generation import GenerationFacts, judge_generation
 from windlass.check.needs import needs_of_plan
 from windlass.check.report import Check, failed
 from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of, say
-from windlass.cli.check.rehearsal import basis_of, rehearse
+from windlass.cli.check.rehearsal import basis_of, rehearse, require_tasks
 from windlass.core.launch import Launch, RandomInit
 from windlass.errors import Error
 from windlass.machine.health.other_programs import OtherPrograms
@@ -32,6 +32,8 @@ TIMED_TOKENS = 128
 def check_model(options: CheckOptions) -> Found:
     from windlass.open.resolve import find_model
 
+    if options.tasks:
+        require_tasks(options.tasks)
     location = find_model(options.target)
     path = location.path
     rows = [] if options.random_weights else file_rows(path, options)
@@ -136,8 +138,13 @@ def _measured(found: Found, plan: Plan, path: Path | None, options: CheckOptions
     speed = plan.speed.decode_tokens_per_second if plan.speed is not None else 0.0
     used = max(held.total_bytes for held in plan.memory.per_device)
     rows = judge_generation(facts, used, speed)
-    price = options.price or plan.cost.usd_per_hour
-    return Found(needs=found.needs, rows=(*found.rows, *rows), estimates=_estimates(facts, options, price))
+    try:
+        estimates = _estimates(facts, options, options.price or plan.cost.usd_per_hour)
+    except Error as error:  # what was measured before it is still worth reading
+        by_hand = f"run it by hand: windlass eval {options.target} --tasks {options.tasks} --num-examples 4"
+        rows.append(failed("evaluation", problem_of(error), "a short one that ends", by_hand))
+        estimates = {}
+    return Found(needs=found.needs, rows=(*found.rows, *rows), estimates=estimates)
 
 
 def _launch(path: Path | None, options: CheckOptions) -> Launch:

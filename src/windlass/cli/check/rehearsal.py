@@ -28,6 +28,16 @@ BUDGET = "10min"
 """For each rehearsal; what came until then is what is known."""
 
 
+def require_tasks(names: str) -> None:
+    """Before a model is loaded: that they exist, and that their data is here."""
+    from windlass.evaluate.tasks.catalog import choose_tasks
+    from windlass.evaluate.tasks.sources import is_here, load
+
+    for task in choose_tasks(names, None):
+        if not is_here(task):
+            load(task)  # says where it is looked for
+
+
 def rehearse(options: CheckOptions, most: int, prefill: float, decode: float) -> list[Rehearsal]:
     """One; and if that was short, a longer one of up to `most` examples. `prefill`, `decode`: tokens per second of one request."""
     from windlass.cli.eval.models import LOCAL_CONCURRENCY

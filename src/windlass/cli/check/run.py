@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def run_check(options: CheckOptions) -> int:
+    monitored = _monitor(options.monitor)  # first: an address that is none is not found out after minutes of measuring
     found = _target(options)
-    rows = [*_machines(options, found.needs), *found.rows, *_monitor(options.monitor)]
+    rows = [*_machines(options, found.needs), *found.rows, *monitored]
     report = Report(checks=tuple(rows), estimates=found.estimates)
     show(report, options.as_json)
     return report.exit_code
