@@ -131,13 +131,21 @@ class StandIns(Small):
         return RoundedRows(x, torch.empty(0))
 
     def linear(
-        self, x: RoundedRows, weight: Tiles, out: Tensor, *, bias: Tensor | None = None, slices: int = 1, rows: int = 128
+        self,
+        x: RoundedRows,
+        weight: Tiles,
+        out: Tensor,
+        *,
+        bias: Tensor | None = None,
+        slices: int = 1,
+        rows: int,
+        shape: int8.Shape,
     ) -> Tensor:
-        assert weight.group == int8.GROUP and rows in int8.SHAPES
+        assert weight.group == int8.GROUP and any((rows, shape) == (kind.rows, kind.shape) for kind in int8.UNIT_KINDS)
         return self._sliced(x.codes, weight, out, bias, slices)
 
-    def gate_up(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
-        assert weight.group == int8.GROUP and routes.item_rows.shape[1] in int8.SHAPES
+    def gate_up(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: int8.Shape | None = None) -> Tensor:
+        assert weight.group == int8.GROUP and (shape or routes.item_rows.shape[1] in int8.SHAPES)
         return self._gate_up(x.codes, weight, out, routes)
 
     def down(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
@@ -186,7 +194,7 @@ class StandIns(Small):
         return self._gate_up(x, weight, out, routes)
 
     def gate_up_wide(self, x: Tensor, weight: Tiles, out: Tensor, routes: Routes, *, deep: int = 2) -> Tensor:
-        assert routes.item_rows.shape[1] in (64, 128, 160) and deep in (1, 2)
+        assert routes.item_rows.shape[1] in (16, 32, 64, 128, 160) and deep in (1, 2)
         return self._gate_up(x, weight, out, routes)
 
     def _gate_up(self, x: Tensor, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:

@@ -42,47 +42,68 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
+    16: Shape(3, 2, 2, 2, 2),
     32: Shape(3, 2, 2, 2, 2),
     48: Shape(2, 2, 2, 2, 2),
     64: Shape(2, 2, 2, 2, 2),
     80: Shape(2, 2, 1, 2, 2),
     128: Shape(2, 2, 1, 1, 1),
 }
-"""By the rows of x of a unit; the fastest of those tried (docs/reference/cuda-notes.md)."""
-ITEM_ROWS = (32, 48, 64, 80)
-LINEAR_ROWS = (32, 64, 80, 128)
-UNIT_SECONDS = {32: 0.50e-6, 48: 0.63e-6, 64: 0.735e-6, 80: 0.96e-6, 128: 1.48e-6}
-"""Of a block of inputs of a unit of 256 rows of weights, by the unit's rows of x. Measured in products of 320 to 2,048 rows."""
+"""For items of experts, by their rows of x; the fastest of those tried (docs/reference/cuda-notes.md)."""
+ITEM_SECONDS = {32: 0.50e-6, 48: 0.63e-6, 64: 0.735e-6, 80: 0.96e-6}
+"""Of a block of inputs of 256 rows of weights, by the rows of an item. Measured in products of 320 to 2,048 rows."""
+
+
+class UnitKind(NamedTuple):
+    """A way to cut a product of all rows into units."""
+
+    rows: int
+    """Of x."""
+    shape: Shape
+    seconds: float
+    """Of a block of inputs."""
+
+
+UNIT_KINDS = (
+    UnitKind(32, Shape(2, 2, 2, 2, 2), 0.55e-6),
+    UnitKind(32, Shape(2, 1, 2, 2, 2), 0.27e-6),
+    UnitKind(64, Shape(2, 2, 2, 2, 2), 0.735e-6),
+    UnitKind(64, Shape(2, 1, 2, 2, 2), 0.39e-6),
+    UnitKind(80, Shape(2, 2, 1, 2, 2), 0.96e-6),
+    UnitKind(128, Shape(2, 2, 1, 1, 1), 1.48e-6),
+)
+"""Measured in products of 32 to 2,048 rows. Small units fill the device where a matrix has few rows."""
 PARTS_BYTES_PER_SECOND = 3.5e12
 MOST_SLICES = 8
 
 
 class Cut(NamedTuple):
-    """How a product is cut into units: rows of x in each, and slices of the inputs."""
+    """How a product is cut into units: rows of x in each, the work of a thread block, and slices of the inputs."""
 
     rows: int
+    shape: Shape
     slices: int
 
 
 def item_rows(mean: float) -> int:
     """Rows of an item, for experts with so many rows on average: the fastest if all have two standard deviations more."""
     most = mean + 2 * mean**0.5
-    return min(ITEM_ROWS, key=lambda size: -(-most // size) * UNIT_SECONDS[size])
+    return min(ITEM_SECONDS, key=lambda size: -(-most // size) * ITEM_SECONDS[size])
 
 
 @functools.cache
 def cut(rows: int, tiles: int, blocks: int, processors: int, most_slices: int = MOST_SLICES) -> Cut:
     """The fastest way to cut a product of so many rows of x."""
 
-    def seconds(way: Cut) -> float:
-        units = -(-tiles // SHAPES[way.rows].tiles) * way.slices * -(-rows // way.rows)
+    def seconds(kind: UnitKind, slices: int) -> float:
+        units = -(-tiles // kind.shape.tiles) * slices * -(-rows // kind.rows)
         waves = -(-units // processors)
-        parts = 2 * 4 * way.slices * rows * tiles * TILE_ROWS if way.slices > 1 else 0
-        each = UNIT_SECONDS[way.rows] * SHAPES[way.rows].tiles / 16
-        return waves * blocks // way.slices * each + parts / PARTS_BYTES_PER_SECOND
+        parts = 2 * 4 * slices * rows * tiles * TILE_ROWS if slices > 1 else 0
+        return waves * blocks // slices * kind.seconds + parts / PARTS_BYTES_PER_SECOND
 
-    slices = [n for n in range(1, most_slices + 1) if blocks % n == 0]
-    return min((Cut(size, n) for size in LINEAR_ROWS for n in slices), key=seconds)
+    divisors = [n for n in range(1, most_slices + 1) if blocks % n == 0]
+    kind, slices = min(((kind, n) for kind in UNIT_KINDS for n in divisors), key=lambda way: seconds(*way))
+    return Cut(kind.rows, kind.shape, slices)
 
 
 class RoundedRows(NamedTuple):
@@ -100,13 +121,13 @@ def empty_rows(rows: int, inputs: int, device: torch.device) -> RoundedRows:
 
 
 def quantize_rows(x: Tensor) -> RoundedRows:
-    """x bf16 [rows, inputs], inputs a multiple of 128."""
+    """x bf16 [rows, inputs], inputs a multiple of 128, rows at multiples of 16 bytes."""
     rows, inputs = x.shape
     blocks = inputs // BLOCK_INPUTS
     result = empty_rows(rows, inputs, x.device)
-    run = driver.kernel("small.cu", "PPPIIQ", "quantize_rows", packed=False)
+    run = driver.kernel("small.cu", "PPPIII", "quantize_rows", packed=False)
     total = rows * blocks
-    run((-(-total // 8),), 256, x, result.codes, result.scales, x.stride(0), blocks, total)
+    run((-(-total // 32),), 256, x, result.codes, result.scales, x.stride(0), blocks, total)
     return result
 
 
@@ -116,41 +137,54 @@ def supports(weight: Tiles) -> bool:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel: what it does, with which matrix, for units of how many rows, over slices of how many blocks, and whether of a list."""
+    """A kernel: what it does, with which matrix, units of how many rows and which shape, slices of how many blocks, and whether of a list."""
 
     kind: int
     weight: Tiles
     rows: int
+    shape: Shape
     blocks: int
     items: int
 
     @property
     def unit(self) -> driver.Unit:
-        return kernel(self.kind, self.weight, self.rows, self.blocks, items=self.items)[0].unit
+        return kernel(self.kind, self.weight, self.rows, self.blocks, items=self.items, shape=self.shape)[0].unit
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.rows, self.blocks, self.items))
+        return hash(self._key())
 
     def __eq__(self, other: object) -> bool:
         """Matrices of the same shape have the same kernel."""
         return isinstance(other, Variant) and self._key() == other._key()
 
-    def _key(self) -> tuple[int, ...]:
-        return self.kind, self.rows, self.blocks, self.items, self.weight.group
+    def _key(self) -> tuple[int | Shape, ...]:
+        return self.kind, self.rows, self.shape, self.blocks, self.items, self.weight.group
 
 
-def whole_rows(rows: int, weight: Tiles) -> int:
-    """Rows of a unit, of a product without slices."""
-    return cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors(), most_slices=1).rows
+def whole_cut(rows: int, weight: Tiles) -> Cut:
+    """Of a product without slices."""
+    return cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors(), most_slices=1)
 
 
 def whole_variant(rows: int, weight: Tiles) -> Variant:
-    return Variant(0, weight, whole_rows(rows, weight), weight.tile_blocks, 0)
+    way = whole_cut(rows, weight)
+    return Variant(0, weight, way.rows, way.shape, weight.tile_blocks, 0)
 
 
 def parts_variant(rows: int, weight: Tiles) -> Variant:
     way = cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors())
-    return Variant(0 if way.slices == 1 else 2, weight, way.rows, weight.tile_blocks // way.slices, 0)
+    return Variant(0 if way.slices == 1 else 2, weight, way.rows, way.shape, weight.tile_blocks // way.slices, 0)
+
+
+def gate_up_variant(rows: int, weight: Tiles) -> Variant:
+    """Of a dense feed-forward."""
+    way = whole_cut(rows, weight)
+    return Variant(1, weight, way.rows, way.shape, weight.tile_blocks, 1)
+
+
+def item_variants(rows: int, gate_up: Tiles, down: Tiles) -> set[Variant]:
+    """Of experts, for items of so many rows."""
+    return {Variant(kind, of, rows, SHAPES[rows], of.tile_blocks, 1) for kind, of in ((1, gate_up), (3, down))}
 
 
 def kernel(
@@ -196,8 +230,8 @@ def linear(
 
 def linear_whole(x: RoundedRows, weight: Tiles, out: Tensor, bias: Tensor | None = None) -> Tensor:
     """out bf16 [rows, outputs]."""
-    count = x.codes.shape[0]
-    return linear(x, weight, out, bias=bias, rows=whole_rows(count, weight))
+    way = whole_cut(x.codes.shape[0], weight)
+    return linear(x, weight, out, bias=bias, rows=way.rows, shape=way.shape)
 
 
 def linear_parts(x: RoundedRows, weight: Tiles) -> Tensor:
@@ -206,7 +240,7 @@ def linear_parts(x: RoundedRows, weight: Tiles) -> Tensor:
     way = cut(count, weight.num_tiles, weight.tile_blocks, driver.num_processors())
     dtype = torch.bfloat16 if way.slices == 1 else torch.float32
     parts = torch.empty(way.slices, count, weight.rows, dtype=dtype, device=x.codes.device)
-    linear(x, weight, parts[0] if way.slices == 1 else parts, rows=way.rows, slices=way.slices)
+    linear(x, weight, parts[0] if way.slices == 1 else parts, rows=way.rows, slices=way.slices, shape=way.shape)
     return parts
 
 

@@ -1,8 +1,8 @@
 """The decoder's forward pass in a few kernels per layer (kernels/cuda): the same weights and the same mathematics as nn/decoder.py.
 
 The residual stream is fp32; what a half layer adds to it stays in partial sums until the next norm reads them, which saves a pass over
-memory. One row: norms are fused into the products; up to 64 rows: weights are streamed; more: activations are rounded to 8 bits and multiplied
-in integers where weights have groups of 128, else in bf16. core/fused.py says which models are supported.
+memory. One row: norms are fused into the products; up to 64 rows (8 of a dense model): weights are streamed; more: activations are rounded to 8
+bits and multiplied in integers where weights have groups of 128, else in bf16. core/fused.py says which models are supported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from windlass.kernels.cuda import driver, int8, linear, norm
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.step import KvCache, Step
-from windlass.nn.fused.feed_forward import OffloadedFeed, RoutedFeed, SlicedFeed, dense_feed, routed_feed, wide_product
+from windlass.nn.fused.feed_forward import DenseFeed, OffloadedFeed, RoutedFeed, SlicedFeed, dense_feed, routed_feed, wide_product
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.attention import AttentionMixer
 from windlass.nn.moe import MixtureOfExperts
@@ -34,6 +34,8 @@ from windlass.nn.parallel.stage import Stage
 
 MAX_ROWS = 64
 """Beyond, products are compute-bound."""
+DENSE_ROWS = 8
+"""The same where every weight meets every row: in bf16, reading rows from the second-level cache takes longer than reading weights."""
 DEPENDENT_ROWS = 1024
 """Up to this many rows, programmatic dependent launch: 10 % faster at one row, 2 % at 64; 0.5 % slower at 2,048."""
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
@@ -92,6 +94,8 @@ class FusedLayer:
         feed = layer.feed_forward
         self.feed = routed_feed(feed) if isinstance(feed, MixtureOfExperts) else dense_feed(feed)
         self.in_int8 = all(map(int8.supports, (self.qkv, self.out, self.feed.gate_up, self.feed.down)))
+        self.most_streamed = DENSE_ROWS if self.in_int8 and isinstance(self.feed, DenseFeed) else MAX_ROWS
+        """Rows of a step up to which weights are streamed."""
 
     def one(self, h: Tensor, cache: KvCache, space: AttentionLaunch) -> None:
         """h fp32 [hidden], in place."""
@@ -350,11 +354,11 @@ class FusedDecoder:
     def prepare(self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache]) -> None:
         """Compiles what these steps need, and steps of up to so many rows, several kernels at a time."""
         needed: set[int8.Variant] = set()
-        counts = range(MAX_ROWS + 1, max_rows + 1)
         for layer in {type(layer.feed): layer for layer in self.layers if layer.in_int8}.values():
+            counts = range(layer.most_streamed + 1, max_rows + 1)
             needed |= {int8.whole_variant(rows, layer.qkv) for rows in counts}
             needed |= {int8.parts_variant(rows, layer.out) for rows in counts}
-            needed |= layer.feed.int8_kernels(max_rows)
+            needed |= layer.feed.int8_kernels(counts)
         with driver.collecting() as units:
             for step in steps:
                 self(step, caches)
@@ -375,7 +379,7 @@ class FusedDecoder:
     def _more(self, stream: ResidualStream, step: Step, caches: Sequence[KvCache]) -> ResidualStream:
         rows, space = stream.h.shape[0], self.space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
-            (layer.several if rows <= MAX_ROWS else layer.wide)(stream, cache, space)
+            (layer.several if rows <= layer.most_streamed else layer.wide)(stream, cache, space)
         return stream
 
     def _logits(self, stream: ResidualStream, step: Step) -> Tensor:

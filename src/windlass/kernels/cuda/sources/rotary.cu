@@ -13,17 +13,35 @@ extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* tab
     if (thread < ROTARY) cosines[thread] = table[(u64)positions[blockIdx.x] * ROTARY + thread];
     const u32 slot = (u32)slots[blockIdx.x];
     __syncthreads();
-    constexpr u32 PAIRS = ROTARY / 2;
-    for (u32 i = thread; i < (HEADS + KV_HEADS) * PAIRS; i += 256) {
-        const u32 head = i / PAIRS, p = i % PAIRS;
+    constexpr u32 PAIRS = ROTARY / 2, AT_ONCE = 4;
+    static_assert(PAIRS % AT_ONCE == 0);
+    for (u32 i = thread * AT_ONCE; i < (HEADS + KV_HEADS) * PAIRS; i += 256 * AT_ONCE) {
+        const u32 p = i % PAIRS;
+        u16* at = row + i / PAIRS * DIM;
+        u32 a[AT_ONCE], b[AT_ONCE];  // bits of bf16
 #if INTERLEAVED
-        const u32 first = p * 2, second = first + 1;
+        uint4& both = *(uint4*)(at + p * 2);
+        u32 words[AT_ONCE] = {both.x, both.y, both.z, both.w};
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; k++) a[k] = words[k] & 0xffff, b[k] = words[k] >> 16;
 #else
-        const u32 first = p, second = p + PAIRS;
+        uint2 &firsts = *(uint2*)(at + p), &seconds = *(uint2*)(at + p + PAIRS);
+        const uint2 v = firsts, w = seconds;
+        a[0] = v.x & 0xffff, a[1] = v.x >> 16, a[2] = v.y & 0xffff, a[3] = v.y >> 16;
+        b[0] = w.x & 0xffff, b[1] = w.x >> 16, b[2] = w.y & 0xffff, b[3] = w.y >> 16;
 #endif
-        u16* at = row + head * DIM;
-        const float a = bf16_float(at[first]), b = bf16_float(at[second]), c = cosines[p], s = cosines[PAIRS + p];
-        at[first] = to_bf16(a * c - b * s), at[second] = to_bf16(b * c + a * s);
+        float first[AT_ONCE], second[AT_ONCE];
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; k++) {
+            const float x = bf16_float(a[k]), y = bf16_float(b[k]), c = cosines[p + k], s = cosines[PAIRS + p + k];
+            first[k] = x * c - y * s, second[k] = y * c + x * s;
+        }
+#if INTERLEAVED
+        both = uint4{pack_bf16(first[0], second[0]), pack_bf16(first[1], second[1]), pack_bf16(first[2], second[2]), pack_bf16(first[3], second[3])};
+#else
+        firsts = uint2{pack_bf16(first[0], first[1]), pack_bf16(first[2], first[3])};
+        seconds = uint2{pack_bf16(second[0], second[1]), pack_bf16(second[2], second[3])};
+#endif
     }
     if (!keys) return;
     __syncthreads();
