@@ -50,8 +50,8 @@ SHAPES = {
     128: Shape(2, 2, 1, 1, 1),
 }
 """For items of experts, by their rows of x; the fastest of those tried (docs/reference/cuda-notes.md)."""
-ITEM_SECONDS = {32: 0.50e-6, 48: 0.63e-6, 64: 0.735e-6, 80: 0.96e-6}
-"""Of a block of inputs of 256 rows of weights, by the rows of an item. Measured in products of 320 to 2,048 rows."""
+ITEM_SECONDS = {16: 0.45e-6, 32: 0.50e-6, 48: 0.63e-6, 64: 0.735e-6, 80: 0.96e-6}
+"""Of a block of inputs of 256 rows of weights, by the rows of an item. Measured in products of 128 to 2,048 rows."""
 
 
 class UnitKind(NamedTuple):
