@@ -37,15 +37,16 @@ def tokens_of(seed: int, count: int) -> list[int]:
 class Case:
     """Sequences of a model, their logits, and a decoder on stand-ins that reads them in whatever steps."""
 
-    def __init__(self, name: str, patch: pytest.MonkeyPatch, tiny: Any, half: Any = torch.float32) -> None:
+    def __init__(self, name: str, patch: pytest.MonkeyPatch, tiny: Any, half: Any = torch.float32, kv: Any = None) -> None:
         spec, weights, self.exact = weights_of(name)
         self.stand_ins, self.tiny = StandIns(half), tiny
         self.stand_ins.install(patch)
         self.decoder = Decoder(spec, weights)
         assert self.decoder.fused is not None
-        self.caches = self.decoder.make_caches(64, half)
+        self.caches = self.decoder.make_caches(64, kv or half)
         for cache_ in self.caches:  # what was there before
-            cache_.keys.normal_(), cache_.values.normal_()
+            for part in cache_.parts:
+                part.random_(0, 120) if part.dtype == torch.uint8 else part.copy_(torch.randn(part.shape))
         self.bound = EXACT if half is torch.float32 else ROUNDED
         self._known: dict[int, tuple[list[int], Any, list[int]]] = {}
 
@@ -83,7 +84,7 @@ class Case:
 
 @pytest.fixture
 def case(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> Callable[..., Case]:
-    return lambda name, half=torch.float32: Case(name, monkeypatch, tiny, half)
+    return lambda name, half=torch.float32, kv=None: Case(name, monkeypatch, tiny, half, kv)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -114,6 +115,19 @@ def test_as_near_as_bf16_allows(case: Callable[..., Case], name: str) -> None:
     for number, length in enumerate((80, 31, 8)):
         made.sequence(number, length)
     made.run((0, 0, 79))
+    made.run((0, 79, 80))
+    made.run((1, 0, 30), (2, 0, 7))
+    made.run((1, 30, 31), (2, 7, 8), (0, 79, 80))
+
+
+@pytest.mark.parametrize("name", ["glm", "llama"])
+def test_a_cache_in_fp8(case: Callable[..., Case], name: str) -> None:
+    """Keys and values have 4 significant bits: off by as much, and not by more than bf16 allows on average."""
+    made = case(name, torch.bfloat16, torch.float8_e4m3fn)
+    for number, length in enumerate((80, 31, 8)):
+        made.sequence(number, length)
+    made.run((0, 0, 60))
+    made.run((0, 60, 79))  # after what is in the cache
     made.run((0, 79, 80))
     made.run((1, 0, 30), (2, 0, 7))
     made.run((1, 30, 31), (2, 7, 8), (0, 79, 80))

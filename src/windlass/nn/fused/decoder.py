@@ -164,7 +164,7 @@ class FusedLayer:
             return
         heads.decode_attention(
             qkv, rotary.table, step.positions, step.slots, step.lengths, step.blocks, cache.keys, cache.values, out, space.attention,
-            scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
+            scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved, scales=cache.scales,
         )  # fmt: skip
 
     def _decoded_chained(self, qkv: Tensor, cache: KvCache, space: AttentionLaunch, out: Tensor) -> None:
@@ -181,11 +181,13 @@ class FusedLayer:
             cache.values,
             mixer.num_kv_heads,
             interleaved=rotary.interleaved,
+            scales=cache.scales,
         )
         with driver.dependent_launches(False):
             heads.decode_attention(
                 qkv, space.unrotated, space.start[: qkv.shape[0]], step.slots, step.lengths, step.blocks, cache.keys, cache.values, out,
                 space.attention, scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
+                scales=cache.scales,
             )  # fmt: skip
 
     def _prefilled(self, qkv: Tensor, prompts: Prompts, cache: KvCache, out: Tensor) -> None:
@@ -204,7 +206,7 @@ class FusedLayer:
         assert rotary is not None
         heads.rotate_store(
             qkv[: prompts.positions.shape[0]], rotary.table, prompts.positions, prompts.slots, cache.keys, cache.values,
-            mixer.num_kv_heads, interleaved=rotary.interleaved,
+            mixer.num_kv_heads, interleaved=rotary.interleaved, scales=cache.scales,
         )  # fmt: skip
         return qkv.view(qkv.shape[0], -1, mixer.head_dim).split((mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads), dim=1)
 

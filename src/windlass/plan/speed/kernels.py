@@ -68,6 +68,8 @@ class LayerShape:
     down: PackedMatrix
     kv_heads: int
     head_norm: bool
+    kv_bytes: float = 4.0 * HEAD_DIM
+    """Key and value of a token and head."""
     experts: int = 0
     """Experts on this device; 0: a dense feed-forward."""
     all_experts: int = 0
@@ -104,11 +106,11 @@ def layer_shapes(
     known: dict[tuple[int, ...], LayerShape] = {}
     for layer, numbers in zip(spec.layers, of_layer, strict=True):
         if (key := tuple(numbers)) not in known:
-            known[key] = _layer_shape(layer, dict(matrices[number] for number in numbers), held)
+            known[key] = _layer_shape(layer, dict(matrices[number] for number in numbers), held, how)
     return tuple(known[tuple(numbers)] for numbers in of_layer)
 
 
-def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int) -> LayerShape:
+def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int, how: Scheme) -> LayerShape:
     assert isinstance(layer.mixer, Attention)
     ffn = layer.feed_forward
     prefix = "ffn.experts.{expert}." if isinstance(ffn, MoE) else "ffn."
@@ -122,6 +124,7 @@ def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int) -> 
         down=down,
         kv_heads=-(-k.rows // HEAD_DIM),
         head_norm=layer.mixer.qk_norm,
+        kv_bytes=2 * (HEAD_DIM * how.kv_element_bytes + how.kv_vector_bytes),
         experts=held if mixture else 0,
         all_experts=mixture.num_experts if mixture else 0,
         active=mixture.num_active if mixture else 0,
@@ -281,7 +284,7 @@ class KernelModel:
         # Long units follow each other without a gap.
         waves = max(groups / self.processors, 1.0) if context <= WHOLE_TOKENS else 1.0
         reached = self.bandwidth * min(groups * splits / self.processors, 1.0)
-        read = groups * context * HEAD_DIM * 4
+        read = groups * context * shape.kv_bytes
         return waves * self.times.attention + (self.times.split if splits > 1 else 0.0) + read / reached
 
     def _prompt_attention(self, shape: LayerShape, rows: int, context: int) -> float:

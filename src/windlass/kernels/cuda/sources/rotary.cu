@@ -1,10 +1,16 @@
 // What lies between QKV and attention, in place. `run`: rotation of queries and keys and the cache write, for rows of any sequences (prefill).
 // `head_norm`: an rms norm over each head of queries and keys, before the rotation. A block a row.
-// Compiled with: HEADS (all query heads), KV_HEADS, ROTARY, INTERLEAVED. Layouts as in attention.cu.
+// Compiled with: HEADS (all query heads), KV_HEADS, ROTARY, INTERLEAVED, FP8. Layouts as in attention.cu.
 
 constexpr u32 DIM = 128, PAGE = 16, WIDTH = (HEADS + 2 * KV_HEADS) * DIM;
+#if FP8
+typedef u8 Cached;
+#else
+typedef u16 Cached;
+#endif
 
-extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* table, const int* positions, const int* slots, u16* keys, u16* values) {
+extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* table, const int* positions, const int* slots, Cached* keys, Cached* values,
+                                                     u8* scales) {
     __shared__ float cosines[ROTARY];
     launch_next();
     wait_previous();
@@ -45,11 +51,28 @@ extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* tab
     }
     if (!keys) return;
     __syncthreads();
-    const u64 page = (u64)(slot / PAGE) * KV_HEADS * DIM * PAGE;
+    const u64 block = (u64)(slot / PAGE) * KV_HEADS, page = block * DIM * PAGE;
+#if FP8
+    const u32 warp = thread / 32, lane = thread & 31, token = slot % PAGE;
+    for (u32 h = warp; h < 2 * KV_HEADS; h += 8) {
+        const u32 head = h % KV_HEADS, side = h / KV_HEADS;
+        const u16* from = row + (HEADS + h) * DIM;
+        const u32 scale = scale_of(from, lane);
+        u32 codes = 0;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) codes |= (u32)to_code(from[lane * 4 + i], scale) << i * 8;
+        if (side) *(u32*)(values + page + ((u64)head * PAGE + token) * DIM + lane * 4) = codes;
+        else
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) keys[page + ((u64)head * DIM + lane * 4 + i) * PAGE + token] = (u8)(codes >> i * 8);
+        if (lane == 0) scales[((block + head) * 2 + side) * PAGE + token] = (u8)scale;
+    }
+#else
     for (u32 i = thread; i < KV_HEADS * DIM; i += 256) {
         keys[page + (u64)i * PAGE + slot % PAGE] = row[HEADS * DIM + i];
         values[page + (u64)(i / DIM * PAGE + slot % PAGE) * DIM + i % DIM] = row[(HEADS + KV_HEADS) * DIM + i];
     }
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(256) head_norm(u16* qkv, const float* q_norm, const float* k_norm, float eps) {
