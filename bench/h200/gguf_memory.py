@@ -132,6 +132,7 @@ def opened(launch: Launch, device: str) -> Use:
     """The steps of engine.load.load_model, with a look at the memory between them; and a prompt."""
     if device != "cpu":
         torch.zeros(1, device=device)
+        gc.collect()  # of the engine before
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     before = held(device)
