@@ -223,7 +223,7 @@ def shown(name: str, use: Use, planned: DeviceMemoryPlan, launch: Launch, device
 
 def compare_all(files: list[Path], device: str, hardware: str, small: bool) -> int:
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+    with tempfile.TemporaryDirectory() as folder:
         failed = sum(compared(file, device, hardware) for file in files or made(Path(folder), small))
     print(json.dumps({"failed": failed, "seconds": round(time.perf_counter() - began, 1)}))
     return failed
