@@ -144,10 +144,10 @@ _MIXED_FILES = {
 The head's and the embedding's share is in the mean."""
 
 
-def mixed_file(name: str, bits_per_weight: float) -> Scheme:
-    """Of a file that mixes types: whole bits in blocks of 256, and the rest as scales."""
+def mixed_file(name: str, bits_per_weight: float, group: int = 256) -> Scheme:
+    """Of a file that mixes types: whole bits in blocks of `group`, which divides its rows, and the rest as scales."""
     bits = int(bits_per_weight)
-    return _blocks(name, bits, 256, round((bits_per_weight - bits) * 32))
+    return _blocks(name, bits, group, round((bits_per_weight - bits) * group / 8))
 
 
 _PLANNED = {
