@@ -8,8 +8,10 @@ bits and multiplied in integers where weights have groups of 128, else in bf16. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -24,7 +26,7 @@ from windlass.kernels.cuda import attention as heads
 from windlass.kernels.cuda import driver, int8, linear, norm
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
-from windlass.kernels.step import KvCache, Step
+from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
 from windlass.nn.fused.feed_forward import DenseFeed, OffloadedFeed, RoutedFeed, SlicedFeed, dense_feed, routed_feed, wide_product
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.attention import AttentionMixer
@@ -41,6 +43,8 @@ DEPENDENT_ROWS = 1024
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 PROMPT_ROWS = 256
 """New prompts are padded to a multiple of so many rows for attention."""
+BEGUN_ROWS = (20, 700)
+"""Of prompts that have begun: attention of few and of many rows uses different kernels."""
 FRESH_SEQUENCES = 16
 """Up to this many new prompts in a step use PyTorch's attention, one call each."""
 
@@ -195,7 +199,7 @@ class FusedLayer:
         q, k, v = self._rotated(qkv, prompts, cache)
         if prompts.begun is not None:
             rows = prompts.begun.tokens.shape[0]
-            out[:rows] = attention(AttentionArgs(q[:rows], k[:rows], v[:rows], prompts.begun, cache, scale=self.mixer.scale))
+            out[:rows] = self.general_attention((q[:rows], k[:rows], v[:rows]), prompts.begun, cache)
         for first, last in prompts.new:
             padded = slice(first, first + padded_rows(last - first))
             out[first:last] = _whole(q[padded], k[padded], v[padded], self.mixer.scale)[: last - first]
@@ -208,7 +212,27 @@ class FusedLayer:
             qkv[: prompts.positions.shape[0]], rotary.table, prompts.positions, prompts.slots, cache.keys, cache.values,
             mixer.num_kv_heads, interleaved=rotary.interleaved, scales=cache.scales,
         )  # fmt: skip
+        return self.heads_of(qkv)
+
+    def heads_of(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values [rows, heads, dim]."""
+        mixer = self.mixer
         return qkv.view(qkv.shape[0], -1, mixer.head_dim).split((mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads), dim=1)
+
+    def general_attention(self, qkv: Sequence[Tensor], step: Step, cache: KvCache) -> Tensor:
+        """Over the cache, where the rows' own keys and values are already."""
+        return attention(AttentionArgs(*qkv, step, cache, scale=self.mixer.scale))
+
+
+def _continued(step: Step, rows: int, length: int) -> Step:
+    """The last `rows` of a sequence of `length` tokens, which reads the blocks of the first one of `step`."""
+    ints = partial(torch.tensor, dtype=torch.int32)
+    starts, lengths = ints([0, rows]), ints([length])
+    positions = torch.arange(length - rows, length, dtype=torch.int32)
+    on_device = (torch.zeros_like(positions), positions, torch.zeros_like(positions), starts, lengths)
+    return Step(
+        *(x.to(step.tokens.device) for x in on_device), step.blocks[:1], step.logit_rows[:0], ints([rows, 1, 0]), starts, lengths
+    )
 
 
 def padded_rows(rows: int) -> int:
@@ -361,10 +385,26 @@ class FusedDecoder:
             needed |= {int8.whole_variant(rows, layer.qkv) for rows in counts}
             needed |= {int8.parts_variant(rows, layer.out) for rows in counts}
             needed |= layer.feed.int8_kernels(counts)
+        steps = list(steps)
         with driver.collecting() as units:
             for step in steps:
                 self(step, caches)
-        driver.compile_all(units | {variant.unit for variant in needed})
+        with ThreadPoolExecutor(1) as other:  # Triton's compiler uses one core, and nearly as long as the others together
+            begun = other.submit(self._compile_begun, steps[0], caches[0], max_rows)
+            driver.compile_all(units | {variant.unit for variant in needed})
+            begun.result()
+
+    @torch.inference_mode()
+    def _compile_begun(self, step: Step, cache: KvCache, max_rows: int) -> None:
+        """The kernels of prompts that have begun, with few rows and with many. `step`: any, for its block table."""
+        layer, device = self.layers[0], step.tokens.device
+        with torch.cuda.device(device):
+            for rows in BEGUN_ROWS:
+                length = min(max_rows + rows, step.blocks.shape[1] * BLOCK_TOKENS)
+                if length <= rows:
+                    continue
+                qkv = torch.zeros(rows, layer.qkv.rows, dtype=torch.bfloat16, device=device)
+                layer.general_attention(layer.heads_of(qkv), _continued(step, rows, length), cache)
 
     def experts_touched(self, rows: int) -> float | None:
         """Average number of experts used per routed layer by the last step of up to 64 rows. Synchronizes."""
