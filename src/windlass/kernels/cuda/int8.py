@@ -65,8 +65,11 @@ class UnitKind(NamedTuple):
 
 
 UNIT_KINDS = (
+    UnitKind(16, Shape(2, 2, 2, 2, 2), 0.54e-6),
+    UnitKind(16, Shape(2, 1, 2, 2, 2), 0.275e-6),
     UnitKind(32, Shape(2, 2, 2, 2, 2), 0.55e-6),
-    UnitKind(32, Shape(2, 1, 2, 2, 2), 0.27e-6),
+    UnitKind(32, Shape(2, 1, 2, 2, 2), 0.28e-6),
+    UnitKind(48, Shape(2, 2, 2, 2, 2), 0.63e-6),
     UnitKind(64, Shape(2, 2, 2, 2, 2), 0.735e-6),
     UnitKind(64, Shape(2, 1, 2, 2, 2), 0.39e-6),
     UnitKind(80, Shape(2, 2, 1, 2, 2), 0.96e-6),

@@ -225,14 +225,15 @@ class FusedLayer:
 
 
 def _continued(step: Step, rows: int, length: int) -> Step:
-    """The last `rows` of a sequence of `length` tokens, which reads the blocks of the first one of `step`."""
+    """The last `rows` of a sequence of `length` tokens, all of them in the cache's first block, with a block table like that of `step`."""
     ints = partial(torch.tensor, dtype=torch.int32)
     starts, lengths = ints([0, rows]), ints([length])
     positions = torch.arange(length - rows, length, dtype=torch.int32)
     on_device = (torch.zeros_like(positions), positions, torch.zeros_like(positions), starts, lengths)
     return Step(
-        *(x.to(step.tokens.device) for x in on_device), step.blocks[:1], step.logit_rows[:0], ints([rows, 1, 0]), starts, lengths
-    )
+        *(x.to(step.tokens.device) for x in on_device), step.blocks.new_zeros(1, step.blocks.stride(0)), step.logit_rows[:0],
+        ints([rows, 1, 0]), starts, lengths,
+    )  # fmt: skip
 
 
 def padded_rows(rows: int) -> int:
