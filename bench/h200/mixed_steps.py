@@ -18,6 +18,7 @@ import torch
 from engine_speed import shape_of
 from torch import Tensor
 
+from windlass.core import integer_units
 from windlass.core.scheme import scheme
 from windlass.families import rules
 from windlass.kernels.cuda import int8, linear, route
@@ -75,11 +76,13 @@ def measure_products(fused: FusedDecoder, rows: int) -> None:
             halves(rows, matrices[0].rows),
         )
 
-        def product(kind: int8.UnitKind, matrices: list[Tiles] = matrices, x: int8.RoundedRows = x, out: Tensor = out) -> float:
+        def product(
+            kind: integer_units.UnitKind, matrices: list[Tiles] = matrices, x: int8.RoundedRows = x, out: Tensor = out
+        ) -> float:
             run = functools.partial(int8.linear, x, out=out, rows=kind.rows, shape=kind.shape)
             return seconds(lambda: [run(weight=matrix) for matrix in matrices]) / len(matrices)
 
-        times = (f"{kind.rows} x {kind.shape.tiles}: {product(kind) * 1e6:.0f}" for kind in int8.UNIT_KINDS)
+        times = (f"{kind.rows} x {kind.shape.tiles}: {product(kind) * 1e6:.0f}" for kind in integer_units.UNIT_KINDS)
         print(f"{name:8s} {rows:5d} rows, us: {'  '.join(times)}", flush=True)
 
 
@@ -92,7 +95,7 @@ def measure_experts(feeds: list[RoutedFeed], rows: int) -> None:
     act, parts = torch.randn(rows * feed.slots, feed.width, device="cuda").bfloat16(), halves(rows * feed.slots, feed.down.rows)
     hidden = int8.quantize_rows(act)
     line = []
-    for size in int8.SHAPES:
+    for size in integer_units.SHAPES:
         routes = route.dispatch(ids, weights, feed.num_experts, feed.num_shared, size)
         up = seconds(lambda routes=routes: [int8.gate_up(x, f.gate_up, act, routes) for f in feeds]) / len(feeds)
         down = seconds(lambda routes=routes: [int8.down(hidden, f.down, parts, routes) for f in feeds]) / len(feeds)

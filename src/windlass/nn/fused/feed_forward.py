@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from windlass.core import integer_units
 from windlass.core.model import Scoring
 from windlass.kernels.cuda import experts, int8, linear, route
 from windlass.kernels.cuda import norm as norms
@@ -188,7 +189,7 @@ class RoutedFeed:
         mean = self._mean_rows(rows)
         if mean <= FEW_ROWS_BEFORE_INT8:
             return self._streamed(x)
-        routes = self._dispatched(x, int8.item_rows(mean))
+        routes = self._dispatched(x, integer_units.item_rows(mean))
         act = _halves(rows * self.slots, self.width, device=device)
         parts = _halves(rows * self.slots, x.shape[1], device=device)
         int8.gate_up(rounded, self.gate_up, act, routes)
@@ -197,7 +198,7 @@ class RoutedFeed:
 
     def int8_kernels(self, counts: range) -> set[int8.Variant]:
         """That steps of so many rows need."""
-        sizes = {int8.item_rows(self._mean_rows(rows)) for rows in counts}
+        sizes = {integer_units.item_rows(self._mean_rows(rows)) for rows in counts}
         return {variant for rows in sizes for variant in int8.item_variants(rows, self.gate_up, self.down)}
 
     def _streamed(self, x: Tensor) -> Parts:
