@@ -108,7 +108,7 @@ def _launch(values: dict[str, Any]) -> Any:
 
     context, workers = values["context"], values["workers"]
     return Launch(
-        device=values["device"],
+        device=values["device"].lower(),
         kv=values["kv"],
         exact=values["exact"],
         quant=values["quant"],

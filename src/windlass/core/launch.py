@@ -106,7 +106,7 @@ class Launch(Frozen):
 def check_launch(launch: Launch) -> None:
     """Refuses options that contradict each other, before anything is loaded."""
     if launch.device.split(":")[0] not in DEVICES:
-        raise BadInput(f"--device is cpu, cuda or mps, not {launch.device!r}")
+        raise BadInput(f"--device is cpu, cuda (an NVIDIA or AMD GPU) or mps (Apple), not {launch.device!r}")
     if launch.kv not in (None, *KV_TYPES):
         raise BadInput(f"--kv is {', '.join(KV_TYPES[:-1])} or {KV_TYPES[-1]}, not {launch.kv!r}")
     if launch.context_tokens is not None and launch.context_tokens < 2:
