@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,9 +29,12 @@ from windlass.engine.speculate.setup import wants_mtp
 from windlass.errors import BadInput
 from windlass.kernels.cuda.route import MAX_ROWS
 from windlass.nn.decoder import Decoder
+from windlass.nn.guess import next_experts
+from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.parallel.shard import ModelShard, kv_share
 from windlass.offload.device.dense import DenseTieredWeights
 from windlass.offload.device.weights import DeviceTieredWeights
+from windlass.offload.experts.experts import DiskExperts
 from windlass.offload.placement import (
     HostBudget,
     TierFolder,
@@ -177,10 +181,20 @@ def _built(source: TieredWeights | DenseTieredWeights | DeviceTieredWeights, dec
     try:
         built = decoder(source)
         built.tier = source.finish()
+        _foresee(built)
     except BaseException:
         source.abort()
         raise
     return built
+
+
+def _foresee(decoder: Decoder) -> None:
+    """Layers with experts on disk learn which experts the next of them will probably need."""
+    layers = [layer for layer in decoder.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
+    for layer, following in pairwise(layers):
+        here, there = layer.feed_forward.gate_up, following.feed_forward.gate_up
+        if isinstance(here, DiskExperts) and isinstance(there, DiskExperts):
+            here.foresee(there, next_experts(layer, following))
 
 
 def _refuse_beside(launch: Launch, asks: str, weights: RankWeights, cap_bytes: int) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from windlass.core.metrics.metric import Metric
+from windlass.core.request import Info
+from windlass.core.tiers.stats import total_tiers
 from windlass.engine.client.client import EngineClient
 from windlass.fleet.root.describe import NodeStatus
 from windlass.fleet.root.metrics import Readings, readings
@@ -29,6 +33,15 @@ class FleetClient(EngineClient):
     def nodes(self) -> tuple[NodeStatus, ...]:
         """The machines and their current state."""
         return self.fleet.nodes
+
+    async def info(self) -> Info:
+        """With the tiers of all ranks: the engine process is rank 0, and knows its own."""
+        found = await super().info()
+        if found.stats is None:
+            return found
+        others = [beat.tiers for rank, beat in self.fleet.last_heartbeats.items() if rank]
+        stats = msgspec.structs.replace(found.stats, tiers=total_tiers([found.stats.tiers, *others]))
+        return msgspec.structs.replace(found, stats=stats)
 
     def readings(self) -> dict[Metric, Readings]:
         """For /metrics."""

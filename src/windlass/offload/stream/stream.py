@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from windlass.kernels.packing.panels import Panels
 from windlass.kernels.packing.tiered import StreamedMatrix
 from windlass.offload.stream.ring import ring_layout
 from windlass.offload.tiers.memory import page_aligned, view
-from windlass.offload.tiers.reader import DirectReader, settle, wait
+from windlass.offload.tiers.reader import DirectReader, Read
 
 
 class StreamedBlock(NamedTuple):
@@ -31,7 +30,7 @@ class MatrixStream:
         self._reader, self._blocks = reader, list(blocks)
         self._layout = ring_layout([block.num_bytes for block in blocks], ring_bytes)
         self._ring = page_aligned(ring_bytes)
-        self._coming: deque[list[Future[None]]] = deque()
+        self._coming: deque[Read] = deque()
         self._issued = self._released = 0
         """Uses so far, over all steps."""
         self.num_restarts = 0
@@ -49,7 +48,7 @@ class MatrixStream:
             self._restart(index)
         self._issue()
         try:
-            wait(self._coming[0])
+            self._coming[0].wait()
         except BaseException:  # the next step reads it again
             self._restart(index)
             raise
@@ -73,5 +72,5 @@ class MatrixStream:
         """A step was interrupted: what was read ahead for it is dropped."""
         self.num_restarts += 1
         while self._coming:
-            settle(self._coming.popleft())
+            self._coming.popleft().settle()
         self._issued = self._released = index
