@@ -136,6 +136,7 @@ def _on_device(
     can_move = is_tiled and not asks and (launch.max_sequences or 0) <= MAX_ROWS
     limits = device_limits(stage, cap_bytes, needs) if is_tiled else DeviceLimits(0, 0)
     beside = _least_beside(launch, stage) if can_move else 0
+    host = host_budget(launch, 0)  # before any rank of this machine has loaded something: they meet in the next line
     # 0 where this rank has to move weights: the smallest of all.
     fits, *agreed = smallest(weights.shard.groups, [int(weights.num_bytes + beside <= cap_bytes), *limits], device)
     if fits:
@@ -145,13 +146,14 @@ def _on_device(
     if not is_tiled:
         check_weights(weights.spec.name, weights.num_bytes, cap_bytes)  # else another rank has too little, and says so
         return BuiltDecoder(decoder(weights.source), None, "")
-    return _beside_device(launch, weights, cap_bytes, stage, DeviceLimits(*agreed), decoder)
+    return _beside_device(launch, weights, cap_bytes, host, stage, DeviceLimits(*agreed), decoder)
 
 
 def _beside_device(
     launch: Launch,
     weights: RankWeights,
     cap_bytes: int,
+    host: HostBudget,
     stage: ModelStage,
     limits: DeviceLimits,
     decoder: Callable[[Any], Decoder],
@@ -164,7 +166,7 @@ def _beside_device(
     most = planned.device_slots if planned is not None and planned.num_experts else None
     demand = rank_demand(list(weights.tensors()), weights.spec, launch)
     plan = plan_device(stage, demand, cap_bytes, limits, launch.kv_type, most)
-    check_host(launch, plan.host_bytes)
+    check_host(host, plan.host_bytes)
     source: DenseTieredWeights | DeviceTieredWeights
     source = (
         DenseTieredWeights(weights.source, plan.split)
@@ -193,8 +195,9 @@ def _foresee(decoder: Decoder) -> None:
     layers = [layer for layer in decoder.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
     for layer, following in pairwise(layers):
         here, there = layer.feed_forward.gate_up, following.feed_forward.gate_up
-        if isinstance(here, DiskExperts) and isinstance(there, DiskExperts):
-            here.foresee(there, next_experts(layer, following))
+        guess = next_experts(layer, following) if isinstance(here, DiskExperts) and isinstance(there, DiskExperts) else None
+        if guess is not None:
+            here.foresee(there, guess)
 
 
 def _refuse_beside(launch: Launch, asks: str, weights: RankWeights, cap_bytes: int) -> None:

@@ -1,7 +1,8 @@
 """Which experts a layer will probably choose, before its attention has been computed.
 
 The residual stream changes little from one layer to the next: what enters the feed-forward of a layer, under the norm and the router of
-the next layer with experts, chooses nearly the same experts (measured in docs/guides/offload.md). A guess, never a result.
+the next layer with experts, chooses nearly the same experts (measured in docs/guides/offload.md). A guess, never a result. It is made of
+operations, so that it is recorded with the step.
 """
 
 from __future__ import annotations
@@ -11,23 +12,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from windlass.kernels.ops.norm import norm
 from windlass.kernels.ops.route import route
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.norm import NormLayer
 
-Guess = Callable[[Tensor], Tensor]
 
-
-def next_experts(layer: DecoderLayer, following: DecoderLayer) -> Guess:
-    """The normed input of one layer's experts to the ids of experts of another."""
-    moe, (scale, shift) = following.feed_forward, _renormed(_norm_of(layer), _norm_of(following))
+def next_experts(layer: DecoderLayer, following: DecoderLayer) -> Callable[[Tensor], Tensor] | None:
+    """The normed input of one layer's experts to the ids of experts of another. None: their norms do not allow it."""
+    moe, norms = following.feed_forward, (_norm_of(layer), _norm_of(following))
     assert isinstance(moe, MixtureOfExperts)
+    if any(one.kind != "rms" for one in norms):
+        return None
+    weight, eps = _renorming(*norms), norms[1].eps
 
     def guess(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            logits = moe.router((x * scale + shift).to(x.dtype))
-            return route(logits, moe.correction, moe.moe.router, moe.moe.num_active, moe.first)[0]
+        logits = moe.router(norm(x, weight, None, eps, "rms"))
+        return route(logits, moe.correction, moe.moe.router, moe.moe.num_active, moe.first)[0]
 
     return guess
 
@@ -36,9 +38,9 @@ def _norm_of(layer: DecoderLayer) -> NormLayer:
     return layer.ffn_norm if hasattr(layer, "ffn_norm") else layer.mixer_norm
 
 
-def _renormed(before: NormLayer, after: NormLayer) -> tuple[Tensor, Tensor]:
-    """What undoes weight and bias of one norm and applies those of another."""
-    weights = [norm.weight.detach().float() for norm in (before, after)]
-    biases = [torch.zeros(()) if norm.bias is None else norm.bias.detach().float() for norm in (before, after)]
-    scale = torch.where(weights[0] == 0, 0.0, weights[1] / weights[0])
-    return scale, biases[1] - biases[0] * scale
+def _renorming(before: NormLayer, after: NormLayer) -> Tensor:
+    """The weight of a norm over what another norm gave: it undoes that one's weight. Rows that were normed have a root mean square of one, and with
+    the weight applied about that of the weight."""
+    old, new = before.weight.detach().float(), after.weight.detach().float()
+    scale = torch.where(old == 0, 0.0, new / old)
+    return (scale * old.square().mean().sqrt()).to(after.weight.dtype)

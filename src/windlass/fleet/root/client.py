@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from windlass.core.metrics.metric import Metric
 from windlass.core.request import Info
-from windlass.core.tiers.stats import total_tiers
 from windlass.engine.client.client import EngineClient
 from windlass.fleet.root.describe import NodeStatus
-from windlass.fleet.root.metrics import Readings, readings
+from windlass.fleet.root.metrics import Readings, readings, with_all_tiers
 from windlass.fleet.root.root import Fleet
 
 if TYPE_CHECKING:
@@ -36,12 +33,7 @@ class FleetClient(EngineClient):
 
     async def info(self) -> Info:
         """With the tiers of all ranks: the engine process is rank 0, and knows its own."""
-        found = await super().info()
-        if found.stats is None:
-            return found
-        others = [beat.tiers for rank, beat in self.fleet.last_heartbeats.items() if rank]
-        stats = msgspec.structs.replace(found.stats, tiers=total_tiers([found.stats.tiers, *others]))
-        return msgspec.structs.replace(found, stats=stats)
+        return with_all_tiers(await super().info(), self.fleet.last_heartbeats)
 
     def readings(self) -> dict[Metric, Readings]:
         """For /metrics."""

@@ -28,9 +28,6 @@ from windlass.offload.tiers.reader import DirectReader, Read
 Run = Callable[[list[tuple[int, int]], ExpertsArgs, Tensor], None]
 """(experts with their slots, arguments, result)"""
 
-Guess = Callable[[Tensor], Tensor]
-"""Input of a layer's experts to the ids that the next such layer will probably choose."""
-
 MOST_GUESSED_ROWS = 16
 """With more rows a layer needs most of its experts, and computes long enough to read them."""
 
@@ -66,8 +63,10 @@ class DiskExperts(TieredExperts):
         self.num_experts, self.num_bytes = entry.count, entry.count * entry.block_bytes
         self._gate_up, self._down = (template(form, entry.count) for form in entry.forms)
         self._table = torch.zeros(entry.count, 2, dtype=torch.int64)
+        self._addresses = self._table.numpy()
+        """The same memory: setting single numbers of a tensor is slow."""
         self._bound: ExpertSlots | None = None
-        self._following: tuple[DiskExperts, Guess] | None = None
+        self._following: DiskExperts | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -82,19 +81,19 @@ class DiskExperts(TieredExperts):
         """Once all layers are known."""
         self._bound = slots
 
-    def foresee(self, following: DiskExperts, guess: Guess) -> None:
+    def foresee(self, following: DiskExperts, guess: Callable[[Tensor], Tensor]) -> None:
         """From now on, experts of the layer that comes next are read while this one computes."""
-        self._following = following, guess
+        self._following, self.guess = following, guess
 
-    def compute(self, args: ExpertsArgs, result: Tensor) -> None:
+    def compute(self, args: ExpertsArgs, result: Tensor, guessed: Tensor | None = None) -> None:
         if self._is_native(args):
-            self._compute(args, result, self._run)
+            self._compute(args, result, self._run, guessed)
             return
-        self._compute(args._replace(add=None), result.zero_(), self._run_reference)
+        self._compute(args._replace(add=None), result.zero_(), self._run_reference, guessed)
         if args.add is not None:
             result += args.add
 
-    def _compute(self, args: ExpertsArgs, result: Tensor, run: Run) -> None:
+    def _compute(self, args: ExpertsArgs, result: Tensor, run: Run, guessed: Tensor | None) -> None:
         """Group after group in the order of experts; the next is loaded meanwhile."""
         ids = self._own(args.ids)
         coming = self._slots.ahead.take(self._layer, set(ids))
@@ -109,7 +108,7 @@ class DiskExperts(TieredExperts):
                 while waiting and len(loading) < most_loading:
                     loading.append(self._load(waiting.pop(0), loading[-1].fetched.slots if loading else None, coming))
                 if len(ids) <= num_slots:
-                    self._read_ahead(args.x, loading[0].fetched.slots)
+                    self._read_ahead(guessed, loading[0].fetched.slots)
                 self._compute_group(loading[0], args, result, run)
                 args = args._replace(add=result)
                 loading.popleft()
@@ -147,12 +146,10 @@ class DiskExperts(TieredExperts):
         block = self._slots.block(slot)[: self._block_bytes]
         return self._slots.reader.read(self._offset + expert * self._block_bytes, view(block), urgent=urgent)
 
-    def _read_ahead(self, x: Tensor, in_use: Ints) -> None:
+    def _read_ahead(self, guessed: Tensor | None, in_use: Ints) -> None:
         """Begins to read what the next layer will probably need. Its own reads come first: they were begun before."""
-        if self._following is None or x.shape[0] > MOST_GUESSED_ROWS:
-            return
-        following, guess = self._following
-        following._expect(following._own(guess(x)), in_use)
+        if self._following is not None and guessed is not None and guessed.shape[0] <= MOST_GUESSED_ROWS:
+            self._following._expect(self._following._own(guessed), in_use)
 
     def _expect(self, experts: list[int], in_use: Ints) -> None:
         slots = self._slots
@@ -184,9 +181,9 @@ class DiskExperts(TieredExperts):
         """`result` becomes the sum of `args.add` and of these experts, given with their slots."""
         for expert, slot in placed:
             address = self._slots.address(slot)
-            self._table[expert, 0], self._table[expert, 1] = address + self._forms[0].at, address + self._forms[1].at
+            self._addresses[expert] = address + self._forms[0].at, address + self._forms[1].at
         native.experts(args._replace(gate_up=self._gate_up, down=self._down), self._table, result)
-        self._table.zero_()
+        self._addresses.fill(0)
 
     def _run_reference(self, placed: list[tuple[int, int]], args: ExpertsArgs, result: Tensor) -> None:
         """In PyTorch, expert by expert; adds to the result."""

@@ -27,7 +27,7 @@ class MatrixStream:
     """`before(i)` and `after(i)` are called for i = 0, 1, .. in turn; after an interrupted step, from any i on."""
 
     def __init__(self, reader: DirectReader, blocks: Sequence[StreamedBlock], ring_bytes: int) -> None:
-        self._reader, self._blocks = reader, list(blocks)
+        self._reader, self.blocks = reader, tuple(blocks)
         self._layout = ring_layout([block.num_bytes for block in blocks], ring_bytes)
         self._ring = page_aligned(ring_bytes)
         self._coming: deque[Read] = deque()
@@ -37,14 +37,14 @@ class MatrixStream:
 
     def memory(self, index: int) -> Tensor:
         start = self._layout.offsets[index]
-        return self._ring[start : start + self._blocks[index].num_bytes]
+        return self._ring[start : start + self.blocks[index].num_bytes]
 
     def bind(self, index: int, streamed: StreamedMatrix, matrix: Tensor | Panels | StackedMatrix) -> None:
         """`matrix`: how it lies in `memory(index)`."""
         streamed.bind(matrix, partial(self.before, index), partial(self.after, index))
 
     def before(self, index: int) -> None:
-        if self._released % len(self._blocks) != index:
+        if self._released % len(self.blocks) != index:
             self._restart(index)
         self._issue()
         try:
@@ -60,12 +60,12 @@ class MatrixStream:
 
     def _issue(self) -> None:
         """Begins every read whose place is free."""
-        count = len(self._blocks)
+        count = len(self.blocks)
         while True:
             index = self._issued % count
             if self._issued - self._layout.waits_for[index] >= self._released or len(self._coming) == count:
                 return
-            self._coming.append(self._reader.read(self._blocks[index].offset, view(self.memory(index))))
+            self._coming.append(self._reader.read(self.blocks[index].offset, view(self.memory(index))))
             self._issued += 1
 
     def _restart(self, index: int) -> None:
