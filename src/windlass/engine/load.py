@@ -173,7 +173,8 @@ def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -
 
 
 def _loaded(launch: Launch, device: str, weights: RankWeights, stored_as: str) -> LoadedDecoder:
-    built = build_decoder(launch, device, weights, free_bytes(device), _context(weights.spec, launch))
+    free = free_bytes(device) // ranks_per_device(launch, device)
+    built = build_decoder(launch, device, weights, free, _context(weights.spec, launch))
     limits = built.max_sequences, built.step_tokens
     return LoadedDecoder(built.decoder, weights.num_bytes, stored_as, device, built.kv_bytes, built.line, *limits)
 
@@ -300,6 +301,13 @@ def free_bytes(device: str) -> int:
     if _kind(device) == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return this_system().ram_bytes
+
+
+def ranks_per_device(launch: Launch, device: str) -> int:
+    """Ranks of a machine take its GPUs in turn (engine/ranks/first.py); the ranks of a CPU are counted where its memory is."""
+    if _kind(device) != "cuda":
+        return 1
+    return -(-launch.ranks_per_machine // torch.cuda.device_count())
 
 
 def _free_under_cap(launch: Launch, device: str) -> int:

@@ -81,6 +81,8 @@ def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tu
             engine.runner.warm_up()
         supervisor.put(LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
         steps.connect(job.rank, meeting, supervisor)
+        if built.device != "cpu":
+            engine.try_steps()  # kernels of prompts, on all ranks: none is compiled while somebody waits for an answer
         weakref.finalize(built.decoder, stack.pop_all().close)
     info = make_info(job.launch, engine, built, built.device, time.perf_counter() - began)
     return engine, msgspec.structs.replace(info, details={**info.details, "collectives": _transport_name(meeting, built.device)})
