@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from rich.console import Console
 
+from windlass.check.model.generation import GenerationFacts
 from windlass.check.report import Report, failed, passed
 from windlass.cli import execute
 from windlass.cli.check.run import _monitor
 from windlass.cli.check.table import table
 from windlass.errors import BadInput
+from windlass.machine.health.disk_check import disk_room
 
 pytestmark = pytest.mark.pure
 
@@ -98,3 +102,25 @@ def test_a_wide_terminal_has_a_column_for_each() -> None:
         console.print(table(REPORT, 160))
     assert captured.get().splitlines()[0].split() == ["check", "state", "measured", "needed", "what", "to", "do"]
     assert len(captured.get().splitlines()) == 3
+
+
+def test_a_rehearsal_that_fails_is_a_row_beside_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Minutes of loading and measuring before it are still worth reading."""
+    facts = GenerationFacts(
+        load_seconds=1.0, logprobs=(-0.5,) * 9, vocab_size=99, num_prompt_tokens=9, prefill_seconds=0.1, decode_seconds=0.01
+    )
+
+    def rehearse(*given: object) -> None:
+        raise BadInput("the short evaluation failed: no room")
+
+    monkeypatch.setattr("windlass.cli.run.session.ready_client", lambda launch, shown: nullcontext())
+    monkeypatch.setattr("windlass.cli.check.model._generate", lambda *given: facts)
+    monkeypatch.setattr("windlass.cli.check.model.rehearse", rehearse)
+    monkeypatch.setattr("windlass.machine.health.disk_check.measure_disk", disk_room)
+    assert execute(["check", "tiny-glm", "--full", "--tasks", "lists", "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    bad = [row for row in report["checks"] if row["state"] == "fail"]
+    assert [row["name"] for row in bad] == ["evaluation"] and bad[0]["measured"] == "the short evaluation failed: no room"
+    assert {"load", "speed"} <= {row["name"] for row in report["checks"]} and report["estimates"] == {}
