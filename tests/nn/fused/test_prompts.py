@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.nn.fused.prompts import FRESH_SEQUENCES, PROMPT_ROWS, continued, padded_rows, prompts_of
