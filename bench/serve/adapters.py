@@ -1,7 +1,7 @@
 """What a LoRA adapter costs while serving: prompts and generation of a mixture, without adapters, with one of attention alone, and with one
 of every matrix, the routed experts included.
 
-Run: python bench/serve/adapters.py [--rank 16] [--sequences 8] [--rounds 3]
+Run: python bench/serve/adapters.py [--rank 16] [--sequences 8] [--prompt 128] [--new 16] [--rounds 3]
 
 The weights are random (glm4_moe's layers, int4, 8 of 64 experts), and so are the adapters. The engine runs in this process.
 """
@@ -21,12 +21,12 @@ from safetensors.torch import save_file
 
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
+from windlass.engine.adapters import AdapterChanges
 from windlass.engine.load import load_model
-from windlass.engine.protocol import Submit
+from windlass.engine.protocol import AddAdapter, Submit
 from windlass.families import rules
 from windlass.weights.adapters import published_matrices
 
-PROMPT, NEW = 128, 16
 CONFIG: dict[str, Any] = {
     "model_type": "glm4_moe", "vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2048, "moe_intermediate_size": 512,
     "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 1024,
@@ -49,13 +49,16 @@ def make_adapter(folder: Path, spec: Any, rank: int, only: str) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
-def speeds(engine: Any, adapter: str, sequences: int, number: int) -> tuple[float, float]:
+def speeds(engine: Any, adapter: str, number: int, asked: argparse.Namespace) -> tuple[float, float]:
     """Tokens/s of prompts, and of generation."""
+    sequences: int = asked.sequences
     for place in range(sequences):
-        prompt = [(7 + 31 * (number * sequences + place) + 13 * token) % 8000 for token in range(PROMPT)]
+        prompt = [(7 + 31 * (number * sequences + place) + 13 * token) % 8000 for token in range(asked.prompt)]
         salt = f"{adapter}{number}"
         engine.submit(
-            Submit(1000 * number + place, prompt, GREEDY, max_tokens=NEW, adapter=adapter, cache_salt=salt, stop_token_ids=[])
+            Submit(
+                1000 * number + place, prompt, GREEDY, max_tokens=asked.new, adapter=adapter, cache_salt=salt, stop_token_ids=[]
+            )
         )
     began, first, left, tokens = time.perf_counter(), 0.0, sequences, 0
     waiting = set(range(1000 * number, 1000 * number + sequences))
@@ -66,13 +69,15 @@ def speeds(engine: Any, adapter: str, sequences: int, number: int) -> tuple[floa
             left -= output.finish is not None
         if not waiting and not first:
             first = time.perf_counter()
-    return sequences * PROMPT / (first - began), tokens / (time.perf_counter() - first)
+    return sequences * asked.prompt / (first - began), tokens / (time.perf_counter() - first)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--new", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
@@ -80,20 +85,16 @@ def main() -> None:
         launch = Launch(model="mixture", device="cpu", context_tokens=256, max_sequences=asked.sequences, random_weights=random)
         engine, _ = load_model(launch)
         kinds = {"": "none", "attention": ".mixer.", "all": ""}
-        from windlass.engine.adapters import AdapterChanges
-        from windlass.engine.protocol import AddAdapter
-
         changes = AdapterChanges(engine)
         for name in ("attention", "all"):
             make_adapter(Path(root) / name, engine.runner.decoder.spec, asked.rank, kinds[name])
             changes.add(AddAdapter(1, name, str(Path(root) / name)))
             while len(changes):
-                print(*changes.finished(), sep="", end="")
-        print()
+                changes.finished()
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
         for number in range(asked.rounds + 1):
             for name in kinds:
-                measured = speeds(engine, name, asked.sequences, 10 * number + list(kinds).index(name))
+                measured = speeds(engine, name, 10 * number + list(kinds).index(name), asked)
                 if number:
                     found[name].append(measured)
     for name, pairs in found.items():
