@@ -17,6 +17,7 @@ from windlass.core.metrics.metric import Metric
 from windlass.core.plan import Plan
 from windlass.core.ports import Watching
 from windlass.core.request import Delta, Info, Stats, Usage
+from windlass.core.tiers.stats import total_tiers
 from windlass.errors import Error, TooLong
 from windlass.serve.backend.admission import Load, admit
 from windlass.serve.backend.in_flight import CancelReason, InFlightRequest, InFlightRequests
@@ -332,4 +333,4 @@ def total_stats(each: Sequence[Stats]) -> Stats:
     if len(each) == 1:
         return each[0]
     sums: dict[str, Any] = {name: sum(getattr(one, name) for one in each) for name in SUMMED}
-    return Stats(**sums)
+    return Stats(**sums, tiers=total_tiers(one.tiers for one in each))
