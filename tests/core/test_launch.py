@@ -21,7 +21,7 @@ SECRET = "secret"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "tpu"}, "--device is cpu, cuda (an NVIDIA or AMD GPU) or mps (Apple), not 'tpu'"),
+        ({"device": "tpu"}, r"--device is cpu, cuda \(an NVIDIA or AMD GPU\) or mps \(Apple\), not 'tpu'"),
         ({"kv": "int3"}, "--kv is bf16 or fp32, not 'int3'"),
         ({"context_tokens": 1}, "at least 2 tokens"),
         ({"layout": Layout(tp=3, ep=2)}, "--ep 2 must divide --tp 3"),
