@@ -3,8 +3,11 @@
     python bench/offload/disk.py --model Llama-3.1-8B --quant int4 --host-memory 3.5GB --folder DIR
 
 The disk is measured with fio (or, without it, with our own reader) right before and after the decode steps, on the same file, past the page
-cache. Memory is the highest resident size of the process. Tokens are compared with a run that has all weights in memory, unless
---no-compare.
+cache. Only bytes that a step needed count as read; experts that were guessed wrongly do not. Memory is the highest resident size of the
+process. Tokens are compared with a run that has all weights in memory, unless --no-compare; what that run takes for a step is the time that
+reads could at best be hidden behind.
+
+Mixtures: --temperature 100 makes all tokens about equally likely, so that other experts are needed for each.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ WAYS = {
 }
 
 
-COUNTED = ("read_bytes", "read_seconds", "expert_hits", "expert_misses")
+COUNTED = ("read_bytes", "read_seconds", "expert_hits", "expert_misses", "expert_foreseen")
 
 
 def fio_speeds(file: Path, seconds: float) -> dict[str, float]:
@@ -68,19 +71,24 @@ def speeds(file: Path, seconds: float) -> dict[str, float]:
     return {**fio_speeds(file, seconds), "our reader": own_speed(file, seconds)}
 
 
-def decode(launch: Launch, prompt: list[int], steps: int, batch: int, rounds: int, pipe: Any) -> None:
+def decode(
+    launch: Launch, prompt: list[int], steps: int, batch: int, rounds: int, temperature: float, guesses: bool, pipe: Any
+) -> None:
     """In a process of its own, whose memory is that of the model alone. Decodes `steps` steps whenever it is told to."""
     from windlass.engine.load import load_model
     from windlass.engine.protocol import Submit
     from windlass.machine.memory import process_memory
+    from windlass.offload.experts.experts import DiskExperts
 
+    if not guesses:
+        DiskExperts.foresee = lambda *_: None
     began = time.perf_counter()
     engine, info = load_model(launch)
     loaded, load_peak = time.perf_counter() - began, process_memory().peak_bytes
     for number in range(batch):
         request = [token + number for token in prompt]
         # Sampled: random weights repeat one token otherwise, and a mixture the same few experts.
-        sampling = Sampling(temperature=1.0, seed=number)
+        sampling = Sampling(temperature=temperature, seed=number)
         engine.submit(Submit(id=number, token_ids=request, sampling=sampling, max_tokens=steps * rounds + 4, logprobs=0))
     tokens: list[Any] = []
 
@@ -104,10 +112,18 @@ def decode(launch: Launch, prompt: list[int], steps: int, batch: int, rounds: in
             step()
         seconds, after = time.perf_counter() - began, tier.stats() if tier else None
         counts = {name: getattr(after, name) - getattr(before, name) if tier else 0 for name in COUNTED}
-        pipe.send({"seconds": seconds, **counts})
+        pipe.send({"seconds": seconds, "needed_bytes": needed_bytes(tier, counts, steps), **counts})
     placed = None if tier is None else tier.placed.step_seconds
     pipe.send({"tokens": tokens, "peak": process_memory().peak_bytes, "predicted": placed})
     engine.close()
+
+
+def needed_bytes(tier: Any, counts: dict[str, Any], steps: int) -> int:
+    """Experts that were chosen and not in memory, and matrices that are read in every step."""
+    if tier is None:
+        return 0
+    streamed = 0 if tier.stream is None else sum(block.num_bytes for block in tier.stream.blocks)
+    return counts["expert_misses"] * tier.placed.expert_bytes + steps * streamed
 
 
 class Decoding:
@@ -117,7 +133,8 @@ class Decoding:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         prompt = [(17 * number) % 1000 for number in range(options.prompt_tokens)]
-        arguments = (launch, prompt, options.steps, options.batch, options.rounds, theirs)
+        arguments = (launch, prompt, options.steps, options.batch, options.rounds)
+        arguments = (*arguments, options.temperature, not options.no_guesses, theirs)
         self._process = context.Process(target=decode, args=arguments)
         self._process.start()
         self.ready = self._pipe.recv()
@@ -144,6 +161,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--disk-seconds", type=float, default=2)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--no-guesses", action="store_true", help="experts are read when they are chosen, not before")
     parser.add_argument("--no-compare", action="store_true")
     options = parser.parse_args()
     from windlass.open.resolve import model_config
@@ -177,7 +196,7 @@ def main() -> None:
         print("disk: " + ", ".join(f"{name} {speed / 1e9:.2f} GB/s" for name, speed in one.items()))
         if number < len(found):
             run = found[number]
-            reached = run["read_bytes"] / run["seconds"]
+            reached = run["needed_bytes"] / run["seconds"]
             fio = [speed for near in disk[number : number + 2] for name, speed in near.items() if name.startswith("fio")]
             ours = [near["our reader"] for near in disk[number : number + 2]]
             shares = f"{reached / max(fio):.0%} of the fastest fio around it, " if fio else ""
@@ -186,16 +205,26 @@ def main() -> None:
                 f"{reached / max(ours):.0%} of our reader's best; reads in flight {run['read_seconds'] / run['seconds']:.0%} of the time"
             )
             if run["expert_hits"] + run["expert_misses"]:
-                print(f"  experts found in memory: {run['expert_hits'] / (run['expert_hits'] + run['expert_misses']):.1%}")
+                print(
+                    f"  experts found in memory: {run['expert_hits'] / (run['expert_hits'] + run['expert_misses']):.1%}; of the others "
+                    f"{run['expert_foreseen'] / max(run['expert_misses'], 1):.0%} were on their way; {run['needed_bytes'] / options.steps / 1e6:.0f} "
+                    f"of {run['read_bytes'] / options.steps / 1e6:.0f} MB a step were needed"
+                )
     seconds = statistics.median(run["seconds"] / options.steps for run in found)
     print(f"median step {seconds * 1e3:.0f} ms, predicted {ended['predicted'] * 1e3:.0f} ms from what the disk read at the start")
     if not options.no_compare:
         alone = Decoding(msgspec.structs.replace(launch, host_memory=None, disk_folder=None), options)
         runs = [alone.go() for _ in range(options.rounds)]
         print(f"same tokens and log-probabilities as with all weights in memory: {alone.end()['tokens'] == ended['tokens']}")
-        print(
-            f"median step with all weights in memory: {statistics.median(run['seconds'] / options.steps for run in runs) * 1e3:.0f} ms"
-        )
+        computing = statistics.median(run["seconds"] / options.steps for run in runs)
+        print(f"median step with all weights in memory: {computing * 1e3:.0f} ms")
+        for number, run in enumerate(found):
+            reading = run["needed_bytes"] / options.steps / max(one["our reader"] for one in disk[number : number + 2])
+            taken = run["seconds"] / options.steps
+            print(
+                f"  needed bytes take our reader {reading * 1e3:.0f} ms: {max(reading, computing) * 1e3:.0f} ms a step if all of it overlapped "
+                f"({max(reading, computing) / taken:.0%} reached), {(reading + computing) * 1e3:.0f} ms if nothing did"
+            )
 
 
 if __name__ == "__main__":

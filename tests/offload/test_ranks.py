@@ -14,6 +14,7 @@ from small_models import Answer, answers, everything, expected, launch  # noqa: 
 from windlass.cli.bench.ranks import InlineRanks  # noqa: E402
 from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
+from windlass.core.tiers.stats import TierStats  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
@@ -31,10 +32,19 @@ def threads() -> Iterator[None]:
 
 def answered(asked: Launch) -> tuple[list[Answer], str]:
     """And what went where."""
+    return watched(asked)[:2]
+
+
+def watched(asked: Launch) -> tuple[list[Answer], str, list[TierStats | None]]:
+    """And what each rank says of its tiers."""
     with InlineRanks(lambda _: None, lambda _: None) as ranks:
         engine, info = ranks.load(asked, lambda _done, _total: None)
+        engine.try_steps()  # as on GPUs, of which nothing is seen afterwards
         try:
-            return answers(engine), info.details.get("offload", "")
+            found = answers(engine)
+            assert ranks._beside is not None
+            beats = ranks._beside._wait(ranks._beside.fleet.heartbeats())
+            return found, info.details.get("offload", ""), [beats[rank].tiers for rank in sorted(beats)]
         finally:
             engine.close()
 
@@ -42,7 +52,8 @@ def answered(asked: Launch) -> tuple[list[Answer], str]:
 @pytest.mark.parametrize(("name", "layout"), [("glm4_moe", Layout(tp=2, ep=2)), ("llama", Layout(pp=2))], ids=str)
 def test_everything_of_every_rank_on_disk(name: str, layout: Layout, tmp_path: Path) -> None:
     """To the last bit. Stages are compared with one rank; random weights of tp ranks are drawn for their shapes, and compared with the same ranks."""
-    found, line = answered(launch(name, tmp_path, everything(name, layout, slots=2), layout=layout))
+    found, line, tiers = watched(launch(name, tmp_path, everything(name, layout, slots=2), layout=layout))
+    assert len(tiers) == layout.world and all(one is not None and one.read_bytes > 0 for one in tiers[1:])
     assert "on disk" in line and len(list(tmp_path.glob("*.tier"))) == layout.world
     assert found == (expected(name) if layout.tp == 1 else answered(launch(name, layout=layout))[0])
 

@@ -80,6 +80,10 @@ class Engine:
     def warm_up(self) -> None:
         """Before the first request: runs every kind of step once. Nothing of it is seen afterwards."""
         self.runner.warm_up()
+        self.try_steps()
+
+    def try_steps(self) -> None:
+        """Prompts and answers, for kernels that are compiled at their first use. On several ranks, once all of them follow."""
         for group in warm_up_requests(self.limits, self.num_tokens, few=self.runner.copies_weights):
             for request in group:
                 self.submit(request)

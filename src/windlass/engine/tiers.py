@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
 
 from windlass.core.launch import Launch
-from windlass.core.model import ModelSpec, kv_bytes_per_token
-from windlass.core.scheme import KV_BYTES
+from windlass.core.model import ModelSpec
+from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.budget import LOADING_BYTES, activation_bytes
 from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.device import (
@@ -28,9 +29,12 @@ from windlass.engine.speculate.setup import wants_mtp
 from windlass.errors import BadInput
 from windlass.kernels.cuda.route import MAX_ROWS
 from windlass.nn.decoder import Decoder
+from windlass.nn.guess import next_experts
+from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.parallel.shard import ModelShard, kv_share
 from windlass.offload.device.dense import DenseTieredWeights
 from windlass.offload.device.weights import DeviceTieredWeights
+from windlass.offload.experts.experts import DiskExperts
 from windlass.offload.placement import (
     HostBudget,
     TierFolder,
@@ -132,6 +136,7 @@ def _on_device(
     can_move = is_tiled and not asks and (launch.max_sequences or 0) <= MAX_ROWS
     limits = device_limits(stage, cap_bytes, needs) if is_tiled else DeviceLimits(0, 0)
     beside = _least_beside(launch, stage) if can_move else 0
+    host = host_budget(launch, 0)  # before any rank of this machine has loaded something: they meet in the next line
     # 0 where this rank has to move weights: the smallest of all.
     fits, *agreed = smallest(weights.shard.groups, [int(weights.num_bytes + beside <= cap_bytes), *limits], device)
     if fits:
@@ -141,26 +146,27 @@ def _on_device(
     if not is_tiled:
         check_weights(weights.spec.name, weights.num_bytes, cap_bytes)  # else another rank has too little, and says so
         return BuiltDecoder(decoder(weights.source), None, "")
-    return _beside_device(launch, weights, cap_bytes, stage, DeviceLimits(*agreed), decoder)
+    return _beside_device(launch, weights, cap_bytes, host, stage, DeviceLimits(*agreed), decoder)
 
 
 def _beside_device(
     launch: Launch,
     weights: RankWeights,
     cap_bytes: int,
+    host: HostBudget,
     stage: ModelStage,
     limits: DeviceLimits,
     decoder: Callable[[Any], Decoder],
 ) -> BuiltDecoder:
     """Experts, or parts of feed-forwards, that do not fit the device go to host memory."""
-    kv_bytes = launch.kv_bytes or limits.kv_tokens * kv_bytes_per_token(weights.spec, KV_BYTES[launch.kv_type])
+    kv_bytes = launch.kv_bytes or limits.kv_tokens * kv_token_bytes(weights.spec, launch.kv_type)
     if needed_bytes(stage, weights.num_bytes, limits, launch.kv_type) <= cap_bytes:  # of this rank all fit
         return BuiltDecoder(decoder(weights.source), kv_bytes, "", MAX_ROWS, limits.step_tokens)
     planned = launch.tiers[min(weights.rank, len(launch.tiers) - 1)] if launch.tiers else None
     most = planned.device_slots if planned is not None and planned.num_experts else None
     demand = rank_demand(list(weights.tensors()), weights.spec, launch)
     plan = plan_device(stage, demand, cap_bytes, limits, launch.kv_type, most)
-    check_host(launch, plan.host_bytes)
+    check_host(host, plan.host_bytes)
     source: DenseTieredWeights | DeviceTieredWeights
     source = (
         DenseTieredWeights(weights.source, plan.split)
@@ -177,10 +183,21 @@ def _built(source: TieredWeights | DenseTieredWeights | DeviceTieredWeights, dec
     try:
         built = decoder(source)
         built.tier = source.finish()
+        _foresee(built)
     except BaseException:
         source.abort()
         raise
     return built
+
+
+def _foresee(decoder: Decoder) -> None:
+    """Layers with experts on disk learn which experts the next of them will probably need."""
+    layers = [layer for layer in decoder.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
+    for layer, following in pairwise(layers):
+        here, there = layer.feed_forward.gate_up, following.feed_forward.gate_up
+        guess = next_experts(layer, following) if isinstance(here, DiskExperts) and isinstance(there, DiskExperts) else None
+        if guess is not None:
+            here.foresee(there, guess)
 
 
 def _refuse_beside(launch: Launch, asks: str, weights: RankWeights, cap_bytes: int) -> None:
@@ -201,7 +218,7 @@ def device_needs(launch: Launch) -> DeviceNeeds:
 
 def _least_beside(launch: Launch, stage: ModelStage) -> int:
     """The KV cache that is needed, and what a device holds besides."""
-    per_token, whole = (kv_bytes_per_token(spec, KV_BYTES[launch.kv_type]) for spec in (stage.part, stage.spec))
+    per_token, whole = (kv_token_bytes(spec, launch.kv_type) for spec in (stage.part, stage.spec))
     tokens = launch.context_tokens or LEAST_TOKENS
     return (tokens * per_token if launch.kv_bytes is None else launch.kv_bytes * per_token // whole) + OTHER_BYTES
 

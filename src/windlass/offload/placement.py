@@ -127,9 +127,9 @@ def tier_folder(launch: Launch, key: str) -> TierFolder:
     return TierFolder(path, keep=True, key=key)
 
 
-def check_host(launch: Launch, num_bytes: int) -> None:
+def check_host(budget: HostBudget, num_bytes: int) -> None:
     """Of what does not fit a device: there is no disk below it."""
-    left = host_budget(launch, 0).weight_bytes
+    left = budget.weight_bytes
     if num_bytes > left:
         raise DoesNotFit(
             f"{format_bytes(num_bytes)} of weights do not fit the device, and {format_bytes(max(left, 0))} of host memory are free for them: "

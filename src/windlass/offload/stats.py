@@ -37,6 +37,7 @@ class DiskTier:
             num_experts=placed.disk_experts,
             expert_hits=0 if cache is None else cache.counts.hits,
             expert_misses=0 if cache is None else cache.counts.misses,
+            expert_foreseen=0 if cache is None else cache.counts.foreseen,
             read_bytes=counts.num_bytes,
             read_seconds=counts.busy_seconds,
         )

@@ -6,9 +6,11 @@ import pytest
 
 from windlass.core.layout import Layout
 from windlass.core.metrics import serving
+from windlass.core.request import Info, Stats
+from windlass.core.tiers.stats import TierStats
 from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.fleet.root.describe import NodeStatus
-from windlass.fleet.root.metrics import readings
+from windlass.fleet.root.metrics import readings, with_all_tiers
 from windlass.parallel.group import Count
 
 pytestmark = pytest.mark.pure
@@ -38,3 +40,18 @@ def test_ranks_of_unlike_groups_are_not_compared() -> None:
     groups = {(labels["rank"], labels["collective"]): labels["group"] for labels, _ in found}
     assert [groups[str(rank), "tp all_reduce"] for rank in range(4)] == ["0", "0", "1", "1"]
     assert [groups[str(rank), "pp send"] for rank in range(4)] == ["0", "1", "0", "1"]
+
+
+def test_tiers_of_all_ranks_are_added_up() -> None:
+    """Rank 0 is in the engine's own report, and in its heartbeat too."""
+    beats = {
+        0: RankHeartbeat(tiers=TierStats(disk_bytes=10, read_bytes=1)),
+        1: RankHeartbeat(tiers=TierStats(disk_bytes=20, read_bytes=5)),
+        2: RankHeartbeat(),  # all of it in memory
+    }
+    info = Info(model="m", context_tokens=1, stats=Stats(tiers=TierStats(disk_bytes=10, read_bytes=2)))
+    found = with_all_tiers(info, beats).stats
+    assert found is not None and found.tiers == TierStats(disk_bytes=30, read_bytes=7)
+    nothing = with_all_tiers(Info(model="m", context_tokens=1, stats=Stats()), {1: RankHeartbeat()}).stats
+    assert nothing is not None and nothing.tiers is None
+    assert with_all_tiers(Info(model="m", context_tokens=1), beats).stats is None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.offload.experts.cache import ExpertCache
-from windlass.offload.experts.pieces import groups, pieces
+from windlass.offload.experts.pieces import groups, next_piece
 
 pytestmark = pytest.mark.pure
 
@@ -103,9 +103,26 @@ def test_groups_keep_the_order_and_fit(experts: list[int], num_slots: int) -> No
     assert len(found) <= 1 or num_slots == 1 or all(2 * len(group) <= num_slots for group in found), "two share the slots"
 
 
-@given(st.lists(st.booleans(), max_size=40), st.integers(1, 8), st.integers(1, 32))
-def test_pieces_cover_a_group_once(missing: list[bool], expert_bytes: int, piece_bytes: int) -> None:
-    found = pieces(missing, expert_bytes, piece_bytes)
-    assert [index for start, stop in found for index in range(start, stop)] == list(range(len(missing)))
-    for start, stop in found:
-        assert (sum(missing[start:stop]) - 1) * expert_bytes < piece_bytes
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 32), st.data())
+def test_a_piece_ends_where_much_was_awaited(
+    is_there: list[bool], expert_bytes: int, piece_bytes: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(is_there) - 1))
+    stop = next_piece(start, is_there, expert_bytes, piece_bytes)
+    assert stop > start, "something is computed"
+    awaited = [index for index in range(start, stop) if not is_there[index]]
+    assert (len(awaited) - 1) * expert_bytes < piece_bytes
+    assert stop == len(is_there) or (not is_there[stop] and len(awaited) * expert_bytes >= piece_bytes)
+
+
+def test_what_is_reserved_has_a_slot_and_counts_as_missing() -> None:
+    cache = ExpertCache(num_layers=2, num_experts=8, num_slots=4)
+    first, _ = ask(cache, 0, 1, 5)
+    reserved = cache.reserve(1, np.array([2, 3], dtype=np.int64), np.array(first, dtype=np.int64))
+    assert reserved.missing.tolist() == [True, True] and not set(reserved.slots.tolist()) & set(first)
+    assert (cache.counts.hits, cache.counts.misses) == (0, 2), "nothing has asked for it yet"
+    found = cache.fetch(1, np.array([3], dtype=np.int64), num_foreseen=1)
+    assert found.slots.tolist() == [reserved.slots[1]] and not found.missing.any()
+    assert (cache.counts.hits, cache.counts.misses, cache.counts.foreseen) == (0, 3, 1)
+    ask(cache, 0, 6)
+    assert ask(cache, 0, 1)[1] == [False] and ask(cache, 1, 3)[1] == [False], "what was reserved for nothing makes room first"

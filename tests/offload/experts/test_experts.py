@@ -45,8 +45,10 @@ class Case:
         tier = writer.finish()
         assert tier.path is not None
         self.path, self.reader = tier.path, DirectReader(tier.descriptor, tier.name)
-        self.disk = DiskExperts(0, entry)
-        self.disk.bind(ExpertSlots(self.reader, ExpertCache(1, EXPERTS, slots), entry.block_bytes))
+        self.disk, self.second = DiskExperts(0, entry), DiskExperts(1, entry)  # of the same weights
+        self.slots = ExpertSlots(self.reader, ExpertCache(2, EXPERTS, slots), entry.block_bytes)
+        self.disk.bind(self.slots)
+        self.second.bind(self.slots)
 
     def args(self, rows: int, seed: int) -> ExpertsArgs:
         torch.manual_seed(seed)
@@ -54,9 +56,9 @@ class Case:
         x, weights, add = torch.randn(rows, HIDDEN), torch.rand(rows, 4), torch.randn(rows, HIDDEN)
         return ExpertsArgs(x, ids, weights, self.gate_up, self.down, Activation.SILU, add=add)
 
-    def both(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        args = self.args(rows, seed)
-        return experts(args), experts(args._replace(gate_up=self.disk, down=self.disk))
+    def both(self, rows: int, seed: int, *, second: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        args, disk = self.args(rows, seed), self.second if second else self.disk
+        return experts(args), experts(args._replace(gate_up=disk, down=disk))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 12])
@@ -90,4 +92,67 @@ def test_a_failed_read_is_not_taken_for_an_expert(tmp_path: Path) -> None:
     for seed in range(1, 4):
         expected, found = case.both(9, seed)
         assert torch.equal(expected, found)
+    case.reader.close()
+
+
+GUESSES = {
+    "right": lambda case, seed: case.args(1, seed + 1).ids,
+    "half right": lambda case, seed: case.args(1, seed + 1).ids // 2 * 2,
+    "wrong": lambda case, seed: (case.args(1, seed + 1).ids + 5) % EXPERTS,
+    "too many": lambda case, seed: torch.arange(EXPERTS),
+}
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("slots", [2, 8, 18, 24])
+def test_reading_ahead_changes_nothing(guess: str, slots: int, tmp_path: Path) -> None:
+    """To the last bit, whatever was guessed; and a right guess is found."""
+    case, seeds = Case(tmp_path, "int4", slots), iter(range(0, 40, 2))
+    now = 0
+    case.disk.foresee(case.second, lambda _: GUESSES[guess](case, now))
+    for now in seeds:
+        for second in (False, True):
+            expected, found = case.both(1, now + second, second=second)
+            assert torch.equal(expected, found)
+    counts = case.slots.cache.counts
+    if guess in ("right", "half right"):
+        assert (counts.foreseen > 0) == (slots >= 18), "only where there is room"
+    case.reader.close()
+    assert counts.hits + counts.misses == sum(len(case.disk._own(case.args(1, seed).ids)) for seed in range(40))
+
+
+def test_a_guess_that_cannot_be_read_harms_nothing(tmp_path: Path) -> None:
+    case = Case(tmp_path, "int8", 24)
+    content = case.path.read_bytes()
+    case.both(1, 0)  # is in memory from here on
+    os.truncate(case.path, 4096)
+    wrong = torch.tensor([[number for number in range(EXPERTS) if number not in case.args(1, 1).ids]])
+    case.disk.foresee(case.second, lambda _: wrong[:, :4])
+    expected, found = case.both(1, 0)
+    assert torch.equal(expected, found)
+    assert len(case.slots.ahead.slots) == 4
+    case.slots.ahead.take(1, ())  # the layer comes, and has chosen others
+    for one in case.slots.ahead._unneeded:
+        one.read.settle()
+    with case.path.open("r+b") as file:
+        file.write(content)
+    for seed in (1, 2, 3, 4):
+        expected, found = case.both(1, seed, second=True)
+        assert torch.equal(expected, found), "what was guessed and not read is not taken for an expert"
+    case.reader.close()
+
+
+def test_a_right_guess_that_cannot_be_read_is_an_error_once(tmp_path: Path) -> None:
+    case = Case(tmp_path, "int8", 24)
+    content = case.path.read_bytes()
+    case.both(1, 0)
+    os.truncate(case.path, 4096)
+    case.disk.foresee(case.second, lambda _: case.args(1, 1).ids)
+    case.both(1, 0)
+    with pytest.raises(BadInput, match="remove it and start again"):
+        case.both(1, 1, second=True)
+    with case.path.open("r+b") as file:
+        file.write(content)
+    expected, found = case.both(1, 1, second=True)
+    assert torch.equal(expected, found)
     case.reader.close()

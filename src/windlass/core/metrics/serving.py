@@ -102,6 +102,9 @@ OFFLOAD_READ_BYTES = counter("windlass_offload_read_bytes_total", "Bytes of weig
 OFFLOAD_READ_SECONDS = counter("windlass_offload_read_seconds_total", "Time with at least one such read in flight.")
 OFFLOAD_EXPERT_HITS = counter("windlass_offload_expert_hits_total", "Experts that a step needed and found in memory.")
 OFFLOAD_EXPERT_MISSES = counter("windlass_offload_expert_misses_total", "Experts that had to be read.")
+OFFLOAD_EXPERT_FORESEEN = counter(
+    "windlass_offload_expert_foreseen_total", "Of these, experts whose read began before a layer had chosen them."
+)
 
 # --- hosts and ranks of a split model, or of a training run
 
@@ -154,7 +157,14 @@ ENGINE = (
     ACCEPTED,
 )
 MODELS = (MODEL_LOADED, MODEL_WAITING, MODEL_LOADS, MODEL_SWAPS)
-OFFLOAD = (OFFLOAD_BYTES, OFFLOAD_READ_BYTES, OFFLOAD_READ_SECONDS, OFFLOAD_EXPERT_HITS, OFFLOAD_EXPERT_MISSES)
+OFFLOAD = (
+    OFFLOAD_BYTES,
+    OFFLOAD_READ_BYTES,
+    OFFLOAD_READ_SECONDS,
+    OFFLOAD_EXPERT_HITS,
+    OFFLOAD_EXPERT_MISSES,
+    OFFLOAD_EXPERT_FORESEEN,
+)
 FLEET = (
     WORKER_UP,
     WORKER_SHARE,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from windlass.core.model import Frozen
 
 
@@ -21,6 +23,8 @@ class TierStats(Frozen):
     expert_hits: int = 0
     """Experts that a step needed and found in memory."""
     expert_misses: int = 0
+    expert_foreseen: int = 0
+    """Of the misses: those that were being read before they were chosen."""
     read_bytes: int = 0
     read_seconds: float = 0.0
     """With at least one read in flight."""
@@ -33,3 +37,10 @@ class TierStats(Frozen):
     @property
     def read_bytes_per_second(self) -> float | None:
         return self.read_bytes / self.read_seconds if self.read_seconds else None
+
+
+def total_tiers(each: Iterable[TierStats | None]) -> TierStats | None:
+    """Sums over ranks, or over the models of a server; None: nothing is offloaded anywhere."""
+    found = [one for one in each if one is not None]
+    sums = {name: sum(getattr(one, name) for one in found) for name in TierStats.__struct_fields__}
+    return TierStats(**sums) if found else None

@@ -81,6 +81,8 @@ def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tu
             engine.runner.warm_up()
         supervisor.put(LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
         steps.connect(job.rank, meeting, supervisor)
+        if built.device != "cpu":
+            engine.try_steps()  # kernels of prompts, on all ranks: none is compiled while somebody waits for an answer
         weakref.finalize(built.decoder, stack.pop_all().close)
     info = make_info(job.launch, engine, built, built.device, time.perf_counter() - began)
     return engine, msgspec.structs.replace(info, details={**info.details, "collectives": _transport_name(meeting, built.device)})
@@ -134,7 +136,7 @@ def _engine(launch: Launch, built: LoadedDecoder) -> Engine:
 
 
 def _block_bytes(caches: Sequence[KvCache]) -> int:
-    return sum(part.nbytes for cache in caches for part in (cache.keys, cache.values) if part is not None)
+    return sum(part.nbytes for cache in caches for part in cache.parts)
 
 
 def device_of(asked: str, meeting: Meeting, rank: int) -> str:

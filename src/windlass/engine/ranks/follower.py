@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from windlass.parallel.store import RendezvousStore
 
 SECONDS_BETWEEN_PROGRESS = 0.2
+SECONDS_BETWEEN_TIERS = 1.0
 
 
 def main() -> int:
@@ -98,6 +100,7 @@ class Follower:
         from windlass.engine.execute.buffers import Buffers
         from windlass.engine.execute.graphs import compile_kernels
         from windlass.engine.load import KV_DTYPES
+        from windlass.engine.tiers import tier_stats
         from windlass.kernels.program import program
         from windlass.kernels.program.only_views import NotRecordable
 
@@ -107,6 +110,8 @@ class Follower:
         self._steps = self._rows = 0
         self._seconds = 0.0
         self._after_step: Callable[[], None] | None = getattr(decoder.tier, "after_step", None)
+        self._tier_stats, self._is_cpu = partial(tier_stats, decoder), device == "cpu"
+        self._tiers, self._tiers_asked = self._tier_stats(), time.monotonic()
         if device != "cpu":
             compile_kernels(decoder, self._caches, self._buffers.step)
         self._program: program.Program | None = None
@@ -124,6 +129,7 @@ class Follower:
         while (data := read_frame(steps)) is not None:
             began = time.perf_counter()
             self.step(data)
+            self._ask_device()
             self._seconds += time.perf_counter() - began
             self._steps += 1
             self._rows += int(self._buffers.counts[0])
@@ -145,12 +151,20 @@ class Follower:
         if self._after_step is not None:
             self._after_step()
 
+    def _ask_device(self) -> None:
+        """What its tiers are. This waits for its steps, which may take longer than a heartbeat may: so here, and not after every step."""
+        now = time.monotonic()
+        if not self._is_cpu and now - self._tiers_asked > SECONDS_BETWEEN_TIERS:
+            self._tiers, self._tiers_asked = self._tier_stats(), now
+
     def heartbeat(self) -> RankHeartbeat:
         """Called from the heartbeat thread."""
         groups = self._decoder.shard.groups
         named = (("tp", groups.tp), ("pp", groups.pp))
         counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
-        return RankHeartbeat(self._steps, self._rows, self._seconds, counts)
+        return RankHeartbeat(
+            self._steps, self._rows, self._seconds, counts, tiers=self._tier_stats() if self._is_cpu else self._tiers
+        )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import msgspec
 
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import frame
+from windlass.core.tiers.stats import TierStats
 from windlass.engine.protocol import EngineFailed, LoadProgress
 from windlass.parallel.group import Count
 
@@ -33,6 +34,8 @@ class RankHeartbeat(RankMessage, frozen=True):
     """By group and collective: `tp all_reduce`."""
     is_reply: bool = False
     """Reply to HeartbeatRequest."""
+    tiers: TierStats | None = None
+    """Where the rank's weights are; None: all in its first tier."""
 
 
 class RankBuilt(RankMessage, frozen=True):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from windlass.core.metrics.metric import Metric
+from windlass.core.request import Info
 from windlass.engine.client.client import EngineClient
 from windlass.fleet.root.describe import NodeStatus
-from windlass.fleet.root.metrics import Readings, readings
+from windlass.fleet.root.metrics import Readings, readings, with_all_tiers
 from windlass.fleet.root.root import Fleet
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class FleetClient(EngineClient):
     def nodes(self) -> tuple[NodeStatus, ...]:
         """The machines and their current state."""
         return self.fleet.nodes
+
+    async def info(self) -> Info:
+        """With the tiers of all ranks: the engine process is rank 0, and knows its own."""
+        return with_all_tiers(await super().info(), self.fleet.last_heartbeats)
 
     def readings(self) -> dict[Metric, Readings]:
         """For /metrics."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from windlass.core.layout import Layout
 from windlass.core.metrics import serving
 from windlass.core.metrics.metric import Metric
+from windlass.core.request import Info
+from windlass.core.tiers.stats import total_tiers
 from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.fleet.root.describe import NodeStatus
 from windlass.fleet.root.step_times import group_of
@@ -34,6 +38,15 @@ def readings(
             (labels, sum(one.received_bytes for one in found.counts.values())) for labels, found in ranks
         ],
     }
+
+
+def with_all_tiers(info: Info, heartbeats: Mapping[int, RankHeartbeat]) -> Info:
+    """`info` is from the engine's process, rank 0, which knows its own tiers alone."""
+    if info.stats is None:
+        return info
+    others = [found.tiers for rank, found in heartbeats.items() if rank]
+    stats = msgspec.structs.replace(info.stats, tiers=total_tiers([info.stats.tiers, *others]))
+    return msgspec.structs.replace(info, stats=stats)
 
 
 def _group(layout: Layout | None, labels: Mapping[str, str], name: str) -> str:

@@ -37,11 +37,15 @@ def _tiered(args: ExpertsArgs, source: Any) -> Tensor:
     reused."""
     result = program.empty_on(args.x.shape, args.x.dtype, args.x.device)
     rest = (args.activation, args.gate_up_bias, args.down_bias, args.clamp)
+    guessed = None if source.guess is None else source.guess(args.x)
+    optional = [tensor for tensor in (args.add, guessed) if tensor is not None]
+    has_add, has_guess = args.add is not None, guessed is not None
 
-    def compute(x: Tensor, ids: Tensor, weights: Tensor, result: Tensor, add: Tensor | None = None) -> None:
-        source.compute(ExpertsArgs(x, ids, weights, source, source, *rest, add), result)
+    def compute(x: Tensor, ids: Tensor, weights: Tensor, result: Tensor, *more: Tensor) -> None:
+        add = more[0] if has_add else None
+        source.compute(ExpertsArgs(x, ids, weights, source, source, *rest, add), result, more[-1] if has_guess else None)
 
-    program.call(compute, args.x, args.ids, args.weights, result, *(() if args.add is None else (args.add,)))
+    program.call(compute, args.x, args.ids, args.weights, result, *optional)
     return result
 
 

@@ -39,7 +39,9 @@ class TieredExperts(ABC):
 
     num_experts: int
     num_bytes: int
+    guess: Callable[[Tensor], Tensor] | None = None
+    """The input of these experts to the ids that the next layer with experts will probably choose. Made of operations, so that it is recorded."""
 
     @abstractmethod
-    def compute(self, args: Any, result: Tensor) -> None:
-        """Of an ExpertsArgs, whose `gate_up` and `down` are ignored."""
+    def compute(self, args: Any, result: Tensor, guessed: Tensor | None = None) -> None:
+        """Of an ExpertsArgs, whose `gate_up` and `down` are ignored. `guessed`: by `guess`, of the same input."""

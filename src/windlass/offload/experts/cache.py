@@ -32,6 +32,8 @@ class Fetched:
 class CacheCounts:
     hits: int = 0
     misses: int = 0
+    foreseen: int = 0
+    """Of the misses: those whose read began before their layer asked for them."""
 
 
 class ExpertCache:
@@ -48,20 +50,22 @@ class ExpertCache:
     def num_slots(self) -> int:
         return len(self._owner)
 
-    def fetch(self, layer: int, experts: Ints, keep: Ints | None = None) -> Fetched:
-        """Slots for these experts of a layer, each once, at most as many as there are slots. `keep`: slots that are in use besides."""
+    def fetch(self, layer: int, experts: Ints, keep: Ints | None = None, num_foreseen: int = 0) -> Fetched:
+        """Slots for these experts of a layer, each once, at most as many as there are slots. `keep`: slots that are in use besides.
+        `num_foreseen`: so many of them have a slot by `reserve`, and are counted as missing."""
         self._count_step(layer)
         keys = layer * self._num_experts + experts
-        slots = self._slot_of[keys]
-        missing = slots < 0
-        self.counts.hits += int((~missing).sum())
-        self.counts.misses += int(missing.sum())
         self._use(keys)
-        if missing.any():
-            slots[missing] = self._make_room(int(missing.sum()), slots[~missing], keep)
-            self._slot_of[keys[missing]] = slots[missing]
-            self._owner[slots[missing]] = keys[missing]
-        return Fetched(slots, missing)
+        fetched = self._placed(keys, keep)
+        num_missing = int(fetched.missing.sum()) + num_foreseen
+        self.counts.hits += len(keys) - num_missing
+        self.counts.misses += num_missing
+        self.counts.foreseen += num_foreseen
+        return fetched
+
+    def reserve(self, layer: int, experts: Ints, keep: Ints) -> Fetched:
+        """The same for experts that nothing has asked for yet: it counts as no use."""
+        return self._placed(layer * self._num_experts + experts, keep)
 
     def forget(self, layer: int, experts: Ints) -> None:
         """Their slots were not filled after all."""
@@ -76,6 +80,15 @@ class ExpertCache:
 
     def _use(self, keys: Ints) -> None:
         self._worth[keys] = np.logaddexp2(self._worth[keys], self._step / self._half_life)
+
+    def _placed(self, keys: Ints, keep: Ints | None) -> Fetched:
+        slots = self._slot_of[keys]
+        missing = slots < 0
+        if missing.any():
+            slots[missing] = self._make_room(int(missing.sum()), slots[~missing], keep)
+            self._slot_of[keys[missing]] = slots[missing]
+            self._owner[slots[missing]] = keys[missing]
+        return Fetched(slots, missing)
 
     def _make_room(self, count: int, used: Ints, keep: Ints | None) -> Ints:
         """The emptiest slots: free ones, then those whose expert is worth least."""

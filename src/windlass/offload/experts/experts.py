@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,15 +17,19 @@ from windlass.kernels.ops.experts import reference
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.packing.tiered import TieredExperts
 from windlass.kernels.program import program
+from windlass.offload.experts.ahead import ComingExpert, ReadsAhead
 from windlass.offload.experts.cache import ExpertCache, Fetched, Ints
-from windlass.offload.experts.pieces import groups, pieces
+from windlass.offload.experts.pieces import groups, next_piece
 from windlass.offload.tiers.file import TierEntry
 from windlass.offload.tiers.forms import matrix_in, template
 from windlass.offload.tiers.memory import page_aligned, view
-from windlass.offload.tiers.reader import DirectReader, settle, wait
+from windlass.offload.tiers.reader import DirectReader, Read
 
 Run = Callable[[list[tuple[int, int]], ExpertsArgs, Tensor], None]
 """(experts with their slots, arguments, result)"""
+
+MOST_GUESSED_ROWS = 16
+"""With more rows a layer needs most of its experts, and computes long enough to read them."""
 
 
 class ExpertSlots:
@@ -34,6 +37,7 @@ class ExpertSlots:
 
     def __init__(self, reader: DirectReader, cache: ExpertCache, slot_bytes: int) -> None:
         self.reader, self.cache, self.slot_bytes = reader, cache, slot_bytes
+        self.ahead = ReadsAhead(cache)
         self._memory = page_aligned(cache.num_slots * slot_bytes)
 
     def address(self, slot: int) -> int:
@@ -47,8 +51,8 @@ class ExpertSlots:
 class LoadingGroup:
     experts: list[int]
     fetched: Fetched
-    reads: dict[int, list[Future[None]]]
-    """By position in the group."""
+    reads: dict[int, Read]
+    """By expert."""
 
 
 class DiskExperts(TieredExperts):
@@ -59,7 +63,10 @@ class DiskExperts(TieredExperts):
         self.num_experts, self.num_bytes = entry.count, entry.count * entry.block_bytes
         self._gate_up, self._down = (template(form, entry.count) for form in entry.forms)
         self._table = torch.zeros(entry.count, 2, dtype=torch.int64)
+        self._addresses = self._table.numpy()
+        """The same memory: setting single numbers of a tensor is slow."""
         self._bound: ExpertSlots | None = None
+        self._following: DiskExperts | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -74,34 +81,48 @@ class DiskExperts(TieredExperts):
         """Once all layers are known."""
         self._bound = slots
 
-    def compute(self, args: ExpertsArgs, result: Tensor) -> None:
+    def foresee(self, following: DiskExperts, guess: Callable[[Tensor], Tensor]) -> None:
+        """From now on, experts of the layer that comes next are read while this one computes."""
+        self._following, self.guess = following, guess
+
+    def compute(self, args: ExpertsArgs, result: Tensor, guessed: Tensor | None = None) -> None:
         if self._is_native(args):
-            self._compute(args, result, self._run)
+            self._compute(args, result, self._run, guessed)
             return
-        self._compute(args._replace(add=None), result.zero_(), self._run_reference)
+        self._compute(args._replace(add=None), result.zero_(), self._run_reference, guessed)
         if args.add is not None:
             result += args.add
 
-    def _compute(self, args: ExpertsArgs, result: Tensor, run: Run) -> None:
+    def _compute(self, args: ExpertsArgs, result: Tensor, run: Run, guessed: Tensor | None) -> None:
         """Group after group in the order of experts; the next is loaded meanwhile."""
-        ids = np.unique(args.ids.numpy())
-        waiting = groups(ids[(ids >= 0) & (ids < self.num_experts)].tolist(), self._slots.cache.num_slots)
+        ids = self._own(args.ids)
+        coming = self._slots.ahead.take(self._layer, set(ids))
+        num_slots = self._slots.cache.num_slots - len(self._slots.ahead.slots)
+        waiting = groups(ids, num_slots)
         if not waiting:
             run([], args, result)
-        ahead = 1 if self._slots.cache.num_slots > 1 else 0
+        most_loading = 2 if num_slots > 1 and len(waiting) > 1 else 1
         loading: deque[LoadingGroup] = deque()
         try:
             while waiting or loading:
-                while waiting and len(loading) <= ahead:
-                    loading.append(self._load(waiting.pop(0), loading[-1].fetched.slots if loading else None))
+                while waiting and len(loading) < most_loading:
+                    loading.append(self._load(waiting.pop(0), loading[-1].fetched.slots if loading else None, coming))
+                if len(ids) <= num_slots:
+                    self._read_ahead(guessed, loading[0].fetched.slots)
                 self._compute_group(loading[0], args, result, run)
                 args = args._replace(add=result)
                 loading.popleft()
         except BaseException:  # a slot that was not filled must not be taken for its expert
-            for group in loading:
-                settle([read for reads in group.reads.values() for read in reads])
-                self._slots.cache.forget(self._layer, np.array(group.experts, dtype=np.int64))
+            for read in [*coming.values(), *(read for group in loading for read in group.reads.values())]:
+                read.settle()
+            asked = [expert for group in loading for expert in group.experts]
+            self._slots.cache.forget(self._layer, np.array([*asked, *coming], dtype=np.int64))
             raise
+
+    def _own(self, ids: Tensor) -> list[int]:
+        """Experts of this rank, each once, in order."""
+        found = np.unique(ids.numpy())
+        return found[(found >= 0) & (found < self.num_experts)].tolist()
 
     def _is_native(self, args: ExpertsArgs) -> bool:
         tensors = args.x, args.weights, args.gate_up_bias, args.down_bias, args.add
@@ -111,33 +132,58 @@ class DiskExperts(TieredExperts):
             and all(matrix_ints(one) is not None for one in (self._gate_up, self._down))
         )
 
-    def _load(self, experts: list[int], keep: Ints | None) -> LoadingGroup:
-        fetched = self._slots.cache.fetch(self._layer, np.array(experts, dtype=np.int64), keep)
-        reads = {
-            place: self._slots.reader.read(
-                self._offset + experts[place] * self._block_bytes,
-                view(self._slots.block(int(fetched.slots[place]))[: self._block_bytes]),
-            )
-            for place in np.flatnonzero(fetched.missing).tolist()
-        }
+    def _load(self, experts: list[int], keep: Ints | None, coming: dict[int, Read]) -> LoadingGroup:
+        """`coming`: what is being read already."""
+        numbers, busy = np.array(experts, dtype=np.int64), self._slots.ahead.slots
+        reads = {expert: coming.pop(expert) for expert in experts if expert in coming}
+        kept = busy if keep is None else np.concatenate([busy, keep])
+        fetched = self._slots.cache.fetch(self._layer, numbers, kept, num_foreseen=len(reads))
+        for place in np.flatnonzero(fetched.missing).tolist():
+            reads[experts[place]] = self._read(experts[place], int(fetched.slots[place]), urgent=True)
         return LoadingGroup(experts, fetched, reads)
+
+    def _read(self, expert: int, slot: int, *, urgent: bool) -> Read:
+        block = self._slots.block(slot)[: self._block_bytes]
+        return self._slots.reader.read(self._offset + expert * self._block_bytes, view(block), urgent=urgent)
+
+    def _read_ahead(self, guessed: Tensor | None, in_use: Ints) -> None:
+        """Begins to read what the next layer will probably need. Its own reads come first: they were begun before."""
+        if self._following is not None and guessed is not None and guessed.shape[0] <= MOST_GUESSED_ROWS:
+            self._following._expect(self._following._own(guessed), in_use)
+
+    def _expect(self, experts: list[int], in_use: Ints) -> None:
+        slots = self._slots
+        kept = np.concatenate([in_use, slots.ahead.slots])
+        if 2 * (len(experts) + len(kept)) > slots.cache.num_slots:
+            return
+        fetched = slots.cache.reserve(self._layer, np.array(experts, dtype=np.int64), kept)
+        for place in np.flatnonzero(fetched.missing).tolist():
+            slot = int(fetched.slots[place])
+            slots.ahead.add(ComingExpert(self._layer, experts[place], slot, self._read(experts[place], slot, urgent=False)))
 
     def _compute_group(self, group: LoadingGroup, args: ExpertsArgs, result: Tensor, run: Run) -> None:
         """As its experts arrive."""
-        for start, stop in pieces(group.fetched.missing.tolist(), self._block_bytes):
-            for place in range(start, stop):
-                wait(group.reads.get(place, ()))
+        start = 0
+        while start < len(group.experts):
+            stop = next_piece(start, [self._is_there(group, place) for place in range(len(group.experts))], self._block_bytes)
+            for expert in group.experts[start:stop]:
+                if expert in group.reads:
+                    group.reads[expert].wait()
             placed = zip(group.experts[start:stop], group.fetched.slots[start:stop].tolist(), strict=True)
             run(list(placed), args, result)
-            args = args._replace(add=result)
+            args, start = args._replace(add=result), stop
+
+    def _is_there(self, group: LoadingGroup, place: int) -> bool:
+        read = group.reads.get(group.experts[place])
+        return read is None or read.done()
 
     def _run(self, placed: list[tuple[int, int]], args: ExpertsArgs, result: Tensor) -> None:
         """`result` becomes the sum of `args.add` and of these experts, given with their slots."""
         for expert, slot in placed:
             address = self._slots.address(slot)
-            self._table[expert, 0], self._table[expert, 1] = address + self._forms[0].at, address + self._forms[1].at
+            self._addresses[expert] = address + self._forms[0].at, address + self._forms[1].at
         native.experts(args._replace(gate_up=self._gate_up, down=self._down), self._table, result)
-        self._table.zero_()
+        self._addresses.fill(0)
 
     def _run_reference(self, placed: list[tuple[int, int]], args: ExpertsArgs, result: Tensor) -> None:
         """In PyTorch, expert by expert; adds to the result."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-PIECE_BYTES = 4 * 2**20
-"""Bytes to load that are worth a computation of their own: a call costs some ten microseconds, these a millisecond."""
+PIECE_BYTES = 2**20
+"""Bytes to wait for that are worth a computation of their own: a call costs some ten microseconds, these some hundred."""
 
 
 def groups(experts: Sequence[int], num_slots: int) -> list[list[int]]:
@@ -17,13 +17,10 @@ def groups(experts: Sequence[int], num_slots: int) -> list[list[int]]:
     return [list(experts[first : first + size]) for first in range(0, len(experts), max(size, 1))]
 
 
-def pieces(missing: Sequence[bool], expert_bytes: int, piece_bytes: int = PIECE_BYTES) -> list[tuple[int, int]]:
-    """Intervals of a group: each ends when enough was missing in it."""
-    found: list[tuple[int, int]] = []
-    start = loaded = 0
-    for index, is_missing in enumerate(missing):
-        loaded += expert_bytes if is_missing else 0
-        if loaded >= piece_bytes:
-            found.append((start, index + 1))
-            start, loaded = index + 1, 0
-    return found + ([(start, len(missing))] if start < len(missing) else [])
+def next_piece(start: int, is_there: Sequence[bool], expert_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
+    """Where the piece that begins at `start` ends: after so many bytes that are still to come, and then before the next that is not there."""
+    stop, awaited = start, 0
+    while stop < len(is_there) and (is_there[stop] or awaited < piece_bytes):
+        awaited += 0 if is_there[stop] else expert_bytes
+        stop += 1
+    return stop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from windlass.kernels.packing.panels import Panels
 from windlass.kernels.packing.tiered import StreamedMatrix
 from windlass.offload.stream.ring import ring_layout
 from windlass.offload.tiers.memory import page_aligned, view
-from windlass.offload.tiers.reader import DirectReader, settle, wait
+from windlass.offload.tiers.reader import DirectReader, Read
 
 
 class StreamedBlock(NamedTuple):
@@ -28,28 +27,28 @@ class MatrixStream:
     """`before(i)` and `after(i)` are called for i = 0, 1, .. in turn; after an interrupted step, from any i on."""
 
     def __init__(self, reader: DirectReader, blocks: Sequence[StreamedBlock], ring_bytes: int) -> None:
-        self._reader, self._blocks = reader, list(blocks)
+        self._reader, self.blocks = reader, tuple(blocks)
         self._layout = ring_layout([block.num_bytes for block in blocks], ring_bytes)
         self._ring = page_aligned(ring_bytes)
-        self._coming: deque[list[Future[None]]] = deque()
+        self._coming: deque[Read] = deque()
         self._issued = self._released = 0
         """Uses so far, over all steps."""
         self.num_restarts = 0
 
     def memory(self, index: int) -> Tensor:
         start = self._layout.offsets[index]
-        return self._ring[start : start + self._blocks[index].num_bytes]
+        return self._ring[start : start + self.blocks[index].num_bytes]
 
     def bind(self, index: int, streamed: StreamedMatrix, matrix: Tensor | Panels | StackedMatrix) -> None:
         """`matrix`: how it lies in `memory(index)`."""
         streamed.bind(matrix, partial(self.before, index), partial(self.after, index))
 
     def before(self, index: int) -> None:
-        if self._released % len(self._blocks) != index:
+        if self._released % len(self.blocks) != index:
             self._restart(index)
         self._issue()
         try:
-            wait(self._coming[0])
+            self._coming[0].wait()
         except BaseException:  # the next step reads it again
             self._restart(index)
             raise
@@ -61,17 +60,17 @@ class MatrixStream:
 
     def _issue(self) -> None:
         """Begins every read whose place is free."""
-        count = len(self._blocks)
+        count = len(self.blocks)
         while True:
             index = self._issued % count
             if self._issued - self._layout.waits_for[index] >= self._released or len(self._coming) == count:
                 return
-            self._coming.append(self._reader.read(self._blocks[index].offset, view(self.memory(index))))
+            self._coming.append(self._reader.read(self.blocks[index].offset, view(self.memory(index))))
             self._issued += 1
 
     def _restart(self, index: int) -> None:
         """A step was interrupted: what was read ahead for it is dropped."""
         self.num_restarts += 1
         while self._coming:
-            settle(self._coming.popleft())
+            self._coming.popleft().settle()
         self._issued = self._released = index

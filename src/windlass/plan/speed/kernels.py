@@ -1,8 +1,9 @@
 """Time of a forward pass in our fused GPU kernels, kernel by kernel: memory reads or FLOPs, overhead, and the gap after each kernel.
 
 Kernel selection by rows per step mirrors nn.fused: one row streams all weights; 2 to 64 rows stream the experts, eight rows per work item,
-and from nine rows on use tiled matmuls for the other matrices; more rows use tiled matmuls everywhere. Tiles run in waves over the SMs,
-so a partial wave takes as long as a full one. Constants and their measurements: engines/kernel_times.py.
+and from nine rows on use tiled matmuls for the other matrices (in integers where a model is dense); more rows use tiled matmuls
+everywhere. Tiles run in waves over the SMs, so a partial wave takes as long as a full one. Constants and their measurements:
+engines/kernel_times.py, core/integer_units.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import ceil, exp, lgamma, log, log1p
 from windlass.core import fused
 from windlass.core.fused import BLOCK_INPUTS, HEAD_DIM, TILE_ROWS, num_blocks
 from windlass.core.hardware.spec import Device
+from windlass.core.integer_units import ITEM_SECONDS, MOST_SLICES, Cut, cut, item_rows
 from windlass.core.layout import Layout
 from windlass.core.model import Attention, Layer, ModelSpec, MoE
 from windlass.core.place import Placement, local_experts, local_shape, stored
@@ -30,6 +32,9 @@ WHOLE_TOKENS, SPLIT_TOKENS, MAX_SPLITS = 512, 256, 64
 ITEM_ROWS = (64, 128, 160)
 """Rows of an expert per work item above 64 rows, if it has more than `STREAMED_MEAN` rows on average."""
 STREAMED_MEAN = 12
+INTEGER_MEAN, SMALL_ITEM = 6, 48
+"""With integer products, weights are streamed up to `INTEGER_MEAN` rows of each expert; items of up to `SMALL_ITEM` rows take little longer than
+reading."""
 PROCESSORS = {"H100-PCIe": 114, "H20": 78}
 HOPPER_PROCESSORS = 132
 MEASURED_RATE = 790e12
@@ -68,6 +73,8 @@ class LayerShape:
     down: PackedMatrix
     kv_heads: int
     head_norm: bool
+    kv_bytes: float = 4.0 * HEAD_DIM
+    """Key and value of a token and head."""
     experts: int = 0
     """Experts on this device; 0: a dense feed-forward."""
     all_experts: int = 0
@@ -77,6 +84,11 @@ class LayerShape:
     @property
     def hidden(self) -> int:
         return self.qkv.inputs
+
+    @property
+    def in_integers(self) -> bool:
+        """Whether many rows are multiplied in integers."""
+        return all(matrix.group == BLOCK_INPUTS for matrix in (self.qkv, self.out, self.gate_up, self.down))
 
 
 def applies(spec: ModelSpec, how: Scheme, device: Device) -> bool:
@@ -104,11 +116,11 @@ def layer_shapes(
     known: dict[tuple[int, ...], LayerShape] = {}
     for layer, numbers in zip(spec.layers, of_layer, strict=True):
         if (key := tuple(numbers)) not in known:
-            known[key] = _layer_shape(layer, dict(matrices[number] for number in numbers), held)
+            known[key] = _layer_shape(layer, dict(matrices[number] for number in numbers), held, how)
     return tuple(known[tuple(numbers)] for numbers in of_layer)
 
 
-def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int) -> LayerShape:
+def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int, how: Scheme) -> LayerShape:
     assert isinstance(layer.mixer, Attention)
     ffn = layer.feed_forward
     prefix = "ffn.experts.{expert}." if isinstance(ffn, MoE) else "ffn."
@@ -122,6 +134,7 @@ def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int) -> 
         down=down,
         kv_heads=-(-k.rows // HEAD_DIM),
         head_norm=layer.mixer.qk_norm,
+        kv_bytes=2 * (HEAD_DIM * how.kv_element_bytes + how.kv_vector_bytes),
         experts=held if mixture else 0,
         all_experts=mixture.num_experts if mixture else 0,
         active=mixture.num_active if mixture else 0,
@@ -175,8 +188,16 @@ class KernelModel:
         if rows == 1:
             return mixer + self._one(shape)
         gaps = 0.0 if rows <= DEPENDENT_ROWS else self.times.gap * (8 + 2 * bool(shape.experts) + shape.head_norm)
-        halves = self._several(shape, rows, crowd) if rows <= STREAMED_ROWS else self._many(shape, rows, crowd)
+        halves = self._halves(shape, rows, crowd)
         return max(mixer + halves + gaps, self.times.eager if rows > max(sequences, STREAMED_ROWS) else 0.0)
+
+    def _halves(self, shape: LayerShape, rows: int, crowd: float) -> float:
+        """All of a layer but attention."""
+        if rows > STREAMED_ROWS:
+            return self._many(shape, rows, crowd)
+        if rows > FEW_ROWS and not shape.experts and shape.in_integers:
+            return self._dense(shape, rows)
+        return self._several(shape, rows, crowd)
 
     # one row
 
@@ -199,6 +220,17 @@ class KernelModel:
         parts = shape.active + shape.shared if shape.experts else self._slices(shape.down, rows)
         norms = sum(self._add_norm(shape.hidden, rows, 4, count) for count in (self._slices(shape.out, rows), parts))
         return qkv + out + feed + norms
+
+    def _dense(self, shape: LayerShape, rows: int) -> float:
+        """9 to 64 rows of a dense layer, in integers."""
+        whole = [self._cut(matrix, rows, 1) for matrix in (shape.qkv, shape.gate_up)]
+        parts = [self._cut(matrix, rows) for matrix in (shape.out, shape.down)]
+        products = sum(way.seconds + self.times.tiled for way in whole + parts)
+        norms = sum(self._add_norm(shape.hidden, rows, 4, way.slices) for way in parts)
+        return products + norms + 2 * self.times.small
+
+    def _cut(self, matrix: PackedMatrix, rows: int, most_slices: int = MOST_SLICES) -> Cut:
+        return cut(rows, -(-matrix.rows // TILE_ROWS), matrix.blocks, self.processors, most_slices)
 
     def short(self, matrix: PackedMatrix, rows: int, *, cut: bool) -> float:
         """A few rows stream the weights, split along the inputs if these are long and partial sums are allowed (`cut`)."""
@@ -248,6 +280,8 @@ class KernelModel:
     def _routed(self, shape: LayerShape, rows: int, crowd: float) -> float:
         """Up to 64 rows, or few rows per expert: eight rows per work item; else enough for most experts in one item."""
         mean = rows * shape.active / shape.all_experts
+        if rows > STREAMED_ROWS and shape.in_integers and mean > INTEGER_MEAN and item_rows(mean) <= SMALL_ITEM:
+            return self._small_items(shape, rows, mean, crowd)
         few = rows <= STREAMED_ROWS or mean <= STREAMED_MEAN
         size = FEW_ROWS if few else next((one for one in ITEM_ROWS if one >= mean + 2 * mean**0.5), ITEM_ROWS[-1])
         items = shape.experts * items_of(rows, shape.active / shape.all_experts, size) * crowd + shape.shared * -(-rows // size)
@@ -255,6 +289,13 @@ class KernelModel:
             return sum(self.streamed(matrix.num_bytes * items) for matrix in (shape.gate_up, shape.down))
         filled = min(size, mean + 2 * mean**0.5)
         return sum(self.products(matrix, items, filled) for matrix in (shape.gate_up, shape.down))
+
+    def _small_items(self, shape: LayerShape, rows: int, mean: float, crowd: float) -> float:
+        size = item_rows(mean)
+        items = shape.experts * items_of(rows, shape.active / shape.all_experts, size) * crowd + shape.shared * -(-rows // size)
+        units = (ceil(-(-matrix.rows // 256) * items / self.processors) * matrix.blocks for matrix in (shape.gate_up, shape.down))
+        read = (shape.gate_up.num_bytes + shape.down.num_bytes) * items
+        return 2 * self.times.tiled + max(sum(units) * ITEM_SECONDS[size], read / self.bandwidth)
 
     def _wide_slices(self, matrix: PackedMatrix, rows: int) -> int:
         """Split-K factor, while rows alone do not fill the SMs."""
@@ -281,7 +322,7 @@ class KernelModel:
         # Long units follow each other without a gap.
         waves = max(groups / self.processors, 1.0) if context <= WHOLE_TOKENS else 1.0
         reached = self.bandwidth * min(groups * splits / self.processors, 1.0)
-        read = groups * context * HEAD_DIM * 4
+        read = groups * context * shape.kv_bytes
         return waves * self.times.attention + (self.times.split if splits > 1 else 0.0) + read / reached
 
     def _prompt_attention(self, shape: LayerShape, rows: int, context: int) -> float:
