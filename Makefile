@@ -70,6 +70,7 @@ harness: $(DEV)  ## lm-evaluation-harness and other people's clients, in environ
 	$(BIN)/python -m pytest -q tests/serve/clients
 
 wheel: | $(BIN)/pip  ## a wheel with the CPU kernels inside, in dist/
+	@rm -f dist/windlass_llm-*.whl  # `pip install "$$(ls dist/*.whl)[serve]"` means one
 	$(STEP) "The CPU kernels compiled (a minute or two), and the wheel" \
 		$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 

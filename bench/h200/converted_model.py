@@ -51,7 +51,8 @@ def make_checkpoint(folder: Path, config: dict[str, object], spec: ModelSpec) ->
 def _numbers(shape: tuple[int, ...], ours: str) -> torch.Tensor:
     if len(shape) == 1:
         return torch.ones(shape) if ours.endswith("norm.weight") else torch.zeros(shape)
-    return (torch.randn(shape, device="cuda") / shape[1] ** 0.5).bfloat16().cpu()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return (torch.randn(shape, device=device) / shape[1] ** 0.5).bfloat16().cpu()
 
 
 def check(folder: Path) -> None:

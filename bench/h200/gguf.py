@@ -1,11 +1,11 @@
 """GGUF's block types on a real GPU: codes and scales exact, how fast, and as much memory as was said.
 
-Run: PYTHONPATH=src python bench/h200/gguf.py [exact|fast|memory ...] [FILE.gguf] (exact and fast by default; `memory` needs the file)
+Run: PYTHONPATH=src python bench/h200/gguf.py [exact|fast|memory ...] [FILE.gguf ...] (all by default)
 
 exact   unit vectors times a matrix of every type give its numbers, those of the reference, bit for bit, or (types with minima, of which the
         product and the sum may round once) within one unit of the last place; and random rows equal the reference in fp64
 fast    microseconds and GB/s at the shapes of Llama-70B; packed bytes are counted, which is what a step has to read
-memory  loads FILE.gguf and compares what the device's allocator gave with what `memory_bytes` had said, and with the file
+memory  what the plan and the loader say of FILE.gguf, or of files that it makes, and what the allocator gave (gguf_memory.py)
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "kernels" / "triton
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+from gguf_memory import compare_all
 from triton_kernels import copies, said, seconds
 
 from windlass.core.ggml.forms import FORMS
@@ -66,27 +67,12 @@ def fast() -> int:
     return 0
 
 
-def memory(file: Path) -> int:
-    from windlass.nn.decoder import Decoder
-    from windlass.weights import CheckpointWeights, open_model
-
-    opened = open_model(file)
-    torch.zeros(1, device="cuda")
-    before = torch.cuda.memory_allocated()
-    weights = CheckpointWeights(opened, device="cuda")
-    said_bytes = weights.memory_bytes()
-    _decoder = Decoder(opened.spec, weights)  # holds them
-    used = torch.cuda.memory_allocated() - before
-    print(f"{opened.num_bytes / 2**30:.2f} GiB on disk, {said_bytes / 2**30:.3f} GiB said, {used / 2**30:.3f} GiB allocated")
-    return int(abs(used / said_bytes - 1) > 0.01)
-
-
 def main() -> int:
     words = sys.argv[1:]
     files = [Path(word) for word in words if word.endswith(".gguf")]
-    chosen = [word for word in words if not word.endswith(".gguf")] or ["exact", "fast", *(["memory"] if files else [])]
-    failed = sum({"exact": exact, "fast": fast}[name]() for name in chosen if name != "memory")
-    failed += sum(memory(file) for file in files if "memory" in chosen)
+    chosen = [word for word in words if not word.endswith(".gguf")] or ["exact", "fast", "memory"]
+    checks = {"exact": exact, "fast": fast, "memory": lambda: compare_all(files, "cuda", "1xH200", small=False)}
+    failed = sum(checks[name]() for name in chosen)
     print("all right" if not failed else f"{failed} FAILED")
     return min(failed, 1)
 

@@ -8,6 +8,7 @@ Run: PYTHONPATH=src:bench/h200 python bench/h200/mixed_steps.py int8 steps
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ import torch
 from engine_speed import shape_of
 from torch import Tensor
 
+from windlass.core import integer_units
 from windlass.core.scheme import scheme
 from windlass.families import rules
 from windlass.kernels.cuda import int8, linear, route
@@ -74,13 +76,14 @@ def measure_products(fused: FusedDecoder, rows: int) -> None:
             halves(rows, matrices[0].rows),
         )
 
-        def product(size: int, matrices: list[Tiles] = matrices, x: int8.RoundedRows = x, out: Tensor = out) -> float:
-            return seconds(lambda: [int8.linear(x, matrix, out, rows=size) for matrix in matrices]) / len(matrices)
+        def product(
+            kind: integer_units.UnitKind, matrices: list[Tiles] = matrices, x: int8.RoundedRows = x, out: Tensor = out
+        ) -> float:
+            run = functools.partial(int8.linear, x, out=out, rows=kind.rows, shape=kind.shape)
+            return seconds(lambda: [run(weight=matrix) for matrix in matrices]) / len(matrices)
 
-        print(
-            f"{name:8s} {rows:5d} rows, us: " + "  ".join(f"{size}: {product(size) * 1e6:.0f}" for size in int8.LINEAR_ROWS),
-            flush=True,
-        )
+        times = (f"{kind.rows} x {kind.shape.tiles}: {product(kind) * 1e6:.0f}" for kind in integer_units.UNIT_KINDS)
+        print(f"{name:8s} {rows:5d} rows, us: {'  '.join(times)}", flush=True)
 
 
 def measure_experts(feeds: list[RoutedFeed], rows: int) -> None:
@@ -92,7 +95,7 @@ def measure_experts(feeds: list[RoutedFeed], rows: int) -> None:
     act, parts = torch.randn(rows * feed.slots, feed.width, device="cuda").bfloat16(), halves(rows * feed.slots, feed.down.rows)
     hidden = int8.quantize_rows(act)
     line = []
-    for size in int8.ITEM_ROWS:
+    for size in integer_units.SHAPES:
         routes = route.dispatch(ids, weights, feed.num_experts, feed.num_shared, size)
         up = seconds(lambda routes=routes: [int8.gate_up(x, f.gate_up, act, routes) for f in feeds]) / len(feeds)
         down = seconds(lambda routes=routes: [int8.down(hidden, f.down, parts, routes) for f in feeds]) / len(feeds)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import math
+import os
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,19 +20,29 @@ from hypothesis import strategies as st
 
 from windlass.bundled.models import find_bundled
 from windlass.check.model.estimate import (
-    Line,
-    ShortRun,
-    evaluation_times,
-    example_seconds,
-    line_of_runs,
-    line_through,
+    STEADY,
+    Answer,
+    Rehearsal,
+    Schedule,
+    TrainingTimes,
+    around,
+    drift,
+    evaluation_seconds,
+    num_at_once,
+    of_others,
+    one_after_another,
     training_seconds,
 )
 from windlass.check.model.files import FileFacts, judge_files
 from windlass.check.model.generation import GenerationFacts, judge_generation
 from windlass.check.model.recipe import DataFacts, DrillFacts, judge_data, judge_drill
 from windlass.check.report import Check
-from windlass.cli.check.recipe import times_of
+from windlass.cli.check.recipe import drill_settings, longer_steps, schedule_of, times_of
+from windlass.cli.check.rehearsal import second_number
+from windlass.cli.check.table import estimate_lines
+from windlass.cli.plan.training import plan_recipe
+from windlass.core.recipe.recipe import load_recipe
+from windlass.machine.health.other_programs import OtherPrograms, busy_seconds
 from windlass.open.checkpoint_files import known_digests, read_files
 
 pytestmark = pytest.mark.pure
@@ -132,39 +148,137 @@ def test_data_and_drills() -> None:
     assert "out of memory" in only(judge_drill(DrillFacts(problem="out of memory"))).measured
 
 
-@given(st.floats(0, 1e4), st.floats(0, 100), st.integers(1, 50), st.integers(1, 500))
-def test_a_line_through_two_runs(fixed: float, each: float, small: int, more: int) -> None:
-    line, large = Line(fixed=fixed, each=each), small + more
-    found = line_through((small, line.at(small)), (large, line.at(large)))
-    assert found.at(1000) == pytest.approx(line.at(1000), rel=1e-6, abs=1e-3)
+def evaluation(works: Sequence[float], at_once: int, start: float = 3.0, slow: float = 2.0) -> Rehearsal:
+    """As `eval` does it: whoever is free asks the next question."""
+    free, answers = [0.0] * at_once, list[Answer]()
+    for work in works:
+        began = heapq.heappop(free)
+        heapq.heappush(free, began + slow * work)
+        answers.append(Answer(end_seconds=began + slow * work, seconds=slow * work, work=work))
+    return Rehearsal(seconds=start + max(answer.end_seconds for answer in answers), answers=tuple(answers))
 
 
-@given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 10), st.floats(0, 2))
-def test_the_time_of_a_start_says_nothing_of_an_example(first: float, second: float, wait: float, each: float) -> None:
-    runs = [
-        ShortRun(examples=number, seconds=start + wait + each * number, asking_seconds=wait + each * number)
-        for number, start in ((4, first), (16, second))
-    ]
-    line = line_of_runs(*runs)
-    assert line.each == pytest.approx(each, abs=1e-6) and line.at(50) == pytest.approx(
-        (first + second) / 2 + wait + each * 50, abs=1e-3
+@given(st.integers(1, 16), st.floats(0.01, 10), st.floats(0, 100), st.integers(1, 20))
+def test_examples_of_one_length(at_once: int, work: float, start: float, rounds: int) -> None:
+    seen = [evaluation([work] * (2 * at_once), at_once, start), evaluation([work] * (4 * at_once), at_once, start)]
+    assert num_at_once(seen[0].answers) == at_once
+    number = rounds * at_once
+    assert evaluation_seconds(seen, number).seconds == pytest.approx(
+        evaluation([work] * number, at_once, start).seconds, rel=1e-6
     )
 
 
-def test_estimates() -> None:
-    times = evaluation_times(Line(fixed=10.0, each=2.0), [7], usd_per_hour=36.0)
-    assert times["50"] == {"seconds": 110.0, "usd": pytest.approx(1.1)} and set(times) == {"50", "164", "7"}
-    assert example_seconds(512.0, 256.0) == 2.0
+@pytest.mark.parametrize("at_once", [1, 4, 16])
+def test_answers_that_came_early_are_the_short_ones(at_once: int) -> None:
+    """Lengths as of a model that stops early or not at all. In the mean over many tasks nothing is too small or too large."""
+    ratios: list[float] = []
+    for seed in range(100):
+        draw = random.Random(seed)
+        works = [draw.choice((0.1, 2.0)) for _ in range(300)]
+        found = evaluation_seconds([evaluation(works[: 4 * at_once], at_once)], 300)
+        ratios.append(found.seconds / evaluation(works, at_once).seconds)
+    assert fmean(ratios) == pytest.approx(1.0, abs=0.06 if at_once > 1 else 0.15)
+
+
+def test_intervals_hold_what_they_say() -> None:
+    """Of evaluations whose lengths are drawn at random, on a machine whose speed changes by 10 %, about eight in ten lie inside."""
+    draw, inside = random.Random(7), 0
+    for _ in range(200):
+        works = [draw.expovariate(1.0) for _ in range(400)]
+        runs = [evaluation(works[:number], 16, slow=draw.lognormvariate(0, 0.1)) for number in (32, 100)]
+        found = evaluation_seconds(runs, 400)
+        inside += found.low <= evaluation(works, 16, slow=draw.lognormvariate(0, 0.1)).seconds <= found.high
+    assert 140 <= inside <= 195
+
+
+def test_the_second_rehearsal_is_long_enough() -> None:
+    first = evaluation([1.0] * 32, 16)
+    assert second_number(first, 164) == 80, "one more takes 0.125 s"
+    assert second_number(first, 50) == 50 and second_number(evaluation([100.0] * 32, 16), 164) == 32
+
+
+def test_estimates_without_a_task() -> None:
+    assert one_after_another(10.0, 512.0, 256.0, 50).seconds == 110.0
+    assert one_after_another(10.0, 512.0, 256.0, 50).as_json(36.0)["usd"] == pytest.approx(1.1)
+
+
+def test_estimates_are_shown_in_one_unit() -> None:
+    times = {"50": around(100.0, 0.1).as_json(36.0), "164": around(240.0, 0.1).as_json(0.0)}
+    lines = estimate_lines({"examples": times, "training": {"steps": 2000, **around(3e5, 0.1).as_json(0.0)}, "basis": "so"})
+    assert lines[:2] == ["50 examples: 100.0 s (84.9 to 117.8), $1.00", "164 examples: 4.0 min (3.4 to 4.7)"]
+    assert lines[2:] == ["training, 2,000 steps: 3.5 days (2.9 to 4.1)", "(so)"]
+
+
+def test_drift_is_of_the_same_thing_measured_again() -> None:
+    assert drift([3.0]) == 2 * STEADY, "nothing is known"
+    assert drift([3.0, 3.0]) == STEADY and drift([1.0, 1.5]) > 0.2
+
+
+def test_what_is_a_small_part_of_the_time_is_a_small_part_of_the_interval() -> None:
+    """Starts of 3 s that are alike, answers in a tenth of a second that are not."""
+    found = evaluation_seconds([evaluation([0.01] * 32, 16), evaluation([0.01] * 64, 16, slow=4.0)], 50)
+    assert found.high / found.low < 1.3
+
+
+def test_other_programs_widen_the_interval_and_are_named() -> None:
+    runs = [evaluation([1.0] * 32, 16), evaluation([1.0] * 64, 16)]
+    alone, beside = evaluation_seconds(runs, 50), evaluation_seconds(runs, 50, others=0.5)
+    assert alone.seconds == beside.seconds and beside.high > 1.5 * alone.high
+    assert of_others(0.01) == "" and of_others(0.5) == "; other programs used 50% of the CPUs meanwhile"
+
+
+def test_what_other_programs_use_is_seen() -> None:
+    stat = "cpu  100 200 300 4000 500 60 70 8 0 0\ncpu0 1 2\n"
+    assert busy_seconds(stat) * os.sysconf("SC_CLK_TCK") == 730, "not idle, not waiting for disks"
+    others = OtherPrograms()
+    assert 0 <= others.share() <= 1
+
+
+STEPS_OF_A_SECOND = [1.0] * 12
+
+
+def logged(steps: Sequence[float], pauses: Mapping[int, float]) -> list[dict[str, Any]]:
+    now, lines = 100.0, list[dict[str, Any]]()
+    for step, seconds in enumerate(steps, start=1):
+        now += seconds
+        lines.append({"step": step, "loss": 1.0, "seconds": seconds, "time": now, "tokens": 2048 * step})
+        now += pauses.get(step, 0.0)
+    return lines
 
 
 def test_times_of_a_log() -> None:
-    """Steps of a second each, a validation of 0.5 s behind step 4 and a checkpoint of 2 s behind step 6."""
-    now, lines = 100.0, []
-    for step in range(1, 13):
-        now += 1.0
-        lines.append({"step": step, "loss": 1.0, "seconds": 1.0, "time": now})
-        now += {4: 0.5, 6: 2.0, 8: 0.5}.get(step, 0.0)
-    found = times_of(lines, wall_seconds=20.0)
-    assert found.validation_seconds == pytest.approx(0.5) and found.checkpoint_seconds == pytest.approx(2.0)
+    """Steps of a second each, validations of 0.5 s behind steps 4 and 8 and a checkpoint of 2 s behind step 6."""
+    found = times_of(logged(STEPS_OF_A_SECOND, {4: 0.5, 6: 2.0, 8: 0.5}), wall_seconds=20.0)
+    assert found.validation_seconds == pytest.approx((0.5, 0.5)) and found.checkpoint_seconds == pytest.approx((2.0,))
     assert found.start_seconds == pytest.approx(5.0)
-    assert training_seconds(found, steps=100, checkpoints=2, validations=4) == pytest.approx(5 + 100 + 4 + 2)
+    schedule = Schedule(steps=100, save_steps=40, validation_steps=20)
+    assert training_seconds([found], schedule).seconds == pytest.approx(5 + 100 + 2 * 2.0 + 4 * 0.5), "none after the last step"
+
+
+def test_a_step_that_compiled_is_not_the_usual_one() -> None:
+    run = TrainingTimes(start_seconds=5.0, step_seconds=(30.0, 10.0, *STEPS_OF_A_SECOND))
+    assert run.usual_step == 1.0
+    assert training_seconds([run], Schedule(steps=100)).seconds == pytest.approx(5 + 29 + 100)
+    slower = TrainingTimes(start_seconds=0.0, step_seconds=(2.0,) * 12)
+    both = training_seconds([run, slower], Schedule(steps=100))
+    assert both.high / both.low > 2, "the machine's speed changes"
+
+
+def test_fast_steps_are_timed_in_a_longer_run() -> None:
+    assert longer_steps([TrainingTimes(start_seconds=1.0, step_seconds=(0.1,) * 12)], 200) == 60
+    assert longer_steps([TrainingTimes(start_seconds=1.0, step_seconds=(0.1,) * 12)], 30) == 30
+    assert longer_steps([TrainingTimes(start_seconds=1.0, step_seconds=(1.0,) * 12)], 200) == 0
+
+
+def test_a_recipe_that_says_tokens_and_a_decay_of_its_own(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "recipes" / "tiny-glm-moe-cpu.toml").read_text()
+    text = text.replace("steps = 200\nwarmup_steps = 20", 'name = "wsd"\ndecay_steps = 100').replace(
+        "[data]", '[data]\ntokens = "1M"'
+    )
+    (tmp_path / "recipe.toml").write_text(text)
+    recipe = load_recipe(str(tmp_path / "recipe.toml"))
+    shortened = [word for key, value in drill_settings(recipe).items() for word in (f"{key}={value}",)]
+    assert load_recipe(str(tmp_path / "recipe.toml"), shortened).schedule.steps == 12, "twelve steps would be less than the decay"
+    plan = plan_recipe(recipe, str(tmp_path / "recipe.toml"))
+    schedule = schedule_of(recipe, plan, logged(STEPS_OF_A_SECOND, {}))
+    assert schedule.steps == 489 and schedule.save_steps == 50 and schedule.save_seconds is None

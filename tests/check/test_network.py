@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from windlass.check.network.judge import (
 from windlass.check.network.session import HostAgent, Session
 from windlass.check.report import Check, Report, grouped, host_list, one_line, worst
 from windlass.cli.check.table import table
+from windlass.errors import BadInput
 
 pytestmark = pytest.mark.pure
 
@@ -179,3 +181,20 @@ def test_agents_measure_each_other(tmp_path: Path) -> None:
     finally:
         session.close()
         gone.close()
+
+
+def test_a_shell_that_greets_is_no_obstacle() -> None:
+    """Some print a line even if nobody is there to read it."""
+    agent = shlex.join([sys.executable, "-P", "-m", "windlass", "check-agent"])
+    session = Session(
+        [HostAgent(name="h", argv=("sh", "-c", f"echo 'Welcome'; echo '{{}} of the day'; exec {agent}"), address="::1")]
+    )
+    try:
+        assert abs(session.skews()["h"]) < 60 and session.lost == {}
+    finally:
+        session.close()
+
+
+def test_without_ssh_it_is_said() -> None:
+    with pytest.raises(BadInput, match="no-such-ssh is not installed here; it is needed to reach h"):
+        Session([HostAgent(name="h", argv=("no-such-ssh", "h"), address="h")])

@@ -47,6 +47,10 @@ def test_plan_json_has_the_stable_keys() -> None:
         (["plan", "GLM-4.5-Air", "--on", "1xH200", "--no-such-option"], 2, "--no-such-option"),
         (["frobnicate"], 2, "frobnicate"),
         (["models", "show", "nothing-like-this"], 2, "unknown model"),
+        (["models", "qwen3:8b"], 2, "`windlass models show qwen3:8b`"),
+        (["ls"], 2, "it is `windlass models` here"),
+        (["chat", "tiny-glm"], 2, "it is `windlass run` here"),
+        (["run", "tiny-glm", "--device", "gpu", "--prompt", "x"], 2, "cuda (an NVIDIA or AMD GPU)"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -55,6 +59,16 @@ def test_bad_input_is_one_line_and_exit_2(
     assert run(arguments) == code
     printed = capsys.readouterr()
     assert printed.out == "" and words in printed.err and printed.err.count("\n") == 1
+
+
+def test_what_others_call_a_command_is_one_of_ours() -> None:
+    from typer.main import get_command
+
+    from windlass.cli.app import ELSEWHERE, app
+
+    ours = get_command(app).commands  # type: ignore[attr-defined]
+    assert not set(ELSEWHERE) & set(ours)
+    assert {words.split()[0] for words in ELSEWHERE.values()} <= set(ours)
 
 
 def test_does_not_fit_is_exit_3(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +160,22 @@ def test_a_closed_pipe_is_quiet() -> None:
         check=False,
     )
     assert made.stderr == "" and made.stdout.startswith("model")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["devices"]])
+def test_a_reader_that_is_gone_is_no_failure(arguments: list[str]) -> None:
+    """`set -o pipefail` would end a script over `windlass ... | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    made = subprocess.run(
+        [sys.executable, "-m", "windlass", *arguments],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=HUNG_SECONDS,
+        check=False,
+    )
+    os.close(writing)
+    assert made.returncode == 0 and made.stderr == b""
 
 
 HEAVY = frozenset(

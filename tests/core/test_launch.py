@@ -21,8 +21,8 @@ SECRET = "secret"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "tpu"}, "--device is cpu, cuda or mps, not 'tpu'"),
-        ({"kv": "int3"}, "--kv is bf16 or fp32, not 'int3'"),
+        ({"device": "tpu"}, r"--device is cpu, cuda \(an NVIDIA or AMD GPU\) or mps \(Apple\), not 'tpu'"),
+        ({"kv": "int3"}, "--kv is bf16, fp8 or fp32, not 'int3'"),
         ({"context_tokens": 1}, "at least 2 tokens"),
         ({"layout": Layout(tp=3, ep=2)}, "--ep 2 must divide --tp 3"),
         ({"layout": Layout(tp=2), "sync": "int3"}, "--sync is exact or int8"),

@@ -6,22 +6,25 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from waiting import until
 from windlass.cli import execute
 from windlass.errors import BadInput, UnknownName
 from windlass.launch.drive import pbs, slurm
 from windlass.launch.drive.process import is_alive, start_time
-from windlass.launch.drive.state import JobState, Record, ended_state, exit_of, runs_of
+from windlass.launch.drive.state import JobState, Record, SchedulerFailed, ended_state, exit_of, runs_of
 from windlass.launch.init import expand_hosts, hostfile_lines
 from windlass.launch.job import Job
 from windlass.launch.node import filled, vllm_words
-from windlass.launch.ports import free_port, meeting_ports
+from windlass.launch.ports import Claim, free_port, meeting_ports
 from windlass.launch.registry import all_jobs, find_job, new_name, remember
 
 pytestmark = pytest.mark.pure
@@ -124,6 +127,9 @@ def test_exit_files_say_how_it_ended(tmp_path: Path) -> None:
     assert found is not None and found.state == "failed" and "1 of 2 tasks" in found.reason
     assert exit_of(tmp_path / "none") is None
     assert [path.name for path in runs_of(tmp_path, "5_1")] == ["run-5_1-0"]
+    assert len(runs_of(tmp_path, "5")) == 2
+    run_folder(tmp_path, "run-51-0", 1)
+    assert len(runs_of(tmp_path, "5")) == 2, "not those of job 51"
 
 
 def a_record(name: str, folder: Path, submitted: float = 1.0) -> Record:
@@ -158,6 +164,80 @@ def test_a_pid_that_is_used_again_is_not_our_job() -> None:
     assert not is_alive(f"{process.pid}:1")
 
 
+# --- a scheduler that has forgotten a job, or does not obey
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
+    """On Slurm, with its folder."""
+    monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    record = msgspec.structs.replace(a_record("j", folder), scheduler="slurm", id="7")
+    remember(tmp_path / "jobs", record, write)
+    return record
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, str]) -> None:
+    """Programs of Slurm; one that is not named fails."""
+
+    def run(argv: list[str]) -> str:
+        if argv[0] not in answers:
+            raise SchedulerFailed(f"{argv[0]} failed: Invalid job id specified")
+        return answers[argv[0]]
+
+    monkeypatch.setattr(slurm, "_run", run)
+
+
+def test_a_job_that_slurm_has_forgotten_can_be_forgotten(
+    job: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(monkeypatch, {})
+    assert execute(["launch", "status", "j"]) == 0
+    assert "Slurm no longer knows it" in capsys.readouterr().out
+    assert execute(["launch", "logs", "j", "--follow"]) == 4, "nothing more will come"
+    assert execute(["launch", "cancel", "j"]) == 0 and "had ended" in capsys.readouterr().out
+    assert execute(["launch", "forget", "j"]) == 0
+
+
+def test_cancelling_that_fails_is_no_cancelling(
+    job: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(monkeypatch, {"squeue": "7|RUNNING|n1|x|None\n"})
+    assert execute(["launch", "cancel", "j"]) == 2 and "scancel failed" in capsys.readouterr().err
+    assert list(Path(job.folder).iterdir()) == []
+    Path(job.folder).rmdir()
+    answering(monkeypatch, {"squeue": "7|RUNNING|n1|x|None\n", "scancel": ""})
+    assert execute(["launch", "cancel", "j"]) == 0, "a folder that is gone does not keep a job alive"
+
+
+def test_every_task_of_an_array_has_a_log(job: Record, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    both = msgspec.structs.replace(job, job=msgspec.structs.replace(job.job, values=("a", "b")))
+    remember(tmp_path / "jobs", both, write)
+    for number in range(2):
+        (Path(job.folder) / f"log-7_{number}.txt").write_text("".join(f"line {line} of {number}\n" for line in range(5)))
+    assert execute(["launch", "logs", "j", "--lines", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"==> log-7_{number}.txt <==\nline 3 of {number}\nline 4 of {number}\n" in printed for number in range(2))
+
+
+def test_following_begins_with_the_last_lines(
+    job: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(monkeypatch, {})
+    (Path(job.folder) / "log-7.txt").write_text("".join(f"line {line}\n" for line in range(5)))
+    assert execute(["launch", "logs", "j", "-f", "--lines", "2"]) == 4
+    assert capsys.readouterr().out == "line 3\nline 4\n"
+
+
+def test_names_are_never_cut_off(job: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("windlass.cli.console.console", lambda: Console(width=80))
+    answering(monkeypatch, {})
+    assert execute(["launch", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed and "log" not in printed, "a path does not fit"
+
+
 # --- small things
 
 
@@ -186,6 +266,12 @@ def test_host_lists(text: str, names: list[str]) -> None:
     assert hostfile_lines(names, 8).count("slots=8") == len(names)
 
 
+@pytest.mark.parametrize("text", ["node[a-b]", "n[1-]", "n[]"])
+def test_host_lists_that_name_nobody(text: str) -> None:
+    with pytest.raises(BadInput, match="names no machines"):
+        expand_hosts(text)
+
+
 @given(st.text())
 def test_meeting_ports_are_no_outgoing_ones(name: str) -> None:
     assert all(20000 <= port < 30000 for port in meeting_ports(name)) and len(set(meeting_ports(name))) == 64
@@ -202,6 +288,19 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
         assert other != port
         with pytest.raises(BadInput, match="none of 1 ports"):
             free_port([port])
+
+
+def test_two_jobs_that_start_together_take_two_ports() -> None:
+    """Neither listens yet."""
+    first = free_port(range(20000, 20100))
+    ports = range(first, first + 50)
+    one, other = Claim(ports), Claim(ports)
+    assert one.port != other.port
+    one.close()
+    again = Claim(ports)
+    assert again.port == one.port, "a job that ended gives it back"
+    for claim in (other, again):
+        claim.close()
 
 
 @pytest.mark.multi
@@ -224,10 +323,10 @@ def test_a_local_job_from_launch_to_cancel(
         printed = capsys.readouterr()
         return printed.out or printed.err
 
-    assert "train-none is launched" in launch("--", "train", "run", "none.toml")
+    assert "bench-none is launched" in launch("--", "bench", "none")
     until(lambda: json.loads(windlass("list", "--json"))[0]["state"] == "failed")
-    assert "none.toml" in windlass("logs", "train-none")
-    assert "exit code 2" in windlass("status", "train-none", code=2)
+    assert "unknown model 'none'" in windlass("logs", "bench-none")
+    assert "exit code 2" in windlass("status", "bench-none", code=2)
     os.mkfifo(tmp_path / "fifo.toml")  # a command that waits until it is ended
     launch("--name", "wait", "--", "train", "run", "fifo.toml", "--out", "x", "--set", "schedule.steps=1")
     folder = tmp_path / "jobs" / "wait"

@@ -29,7 +29,7 @@ DENSE = {
 def test_a_dense_step_by_hand() -> None:
     spec = describe(DENSE)
     layer = 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 128
-    work = decode_work(spec, rules(spec), WeightBytes(always=1000, lookup=50), batch=3, context_tokens=10, kv_element_bytes=2)
+    work = decode_work(spec, rules(spec), WeightBytes(always=1000, lookup=50), batch=3, context_tokens=10, kv="bf16")
     assert work.weight_bytes == 1000
     assert work.kv_bytes == 3 * 2 * 10 * (2 * 2 * 16) * 2  # sequences, layers, tokens, keys and values of two heads of 16, bytes
     assert work.flops == 3 * (2 * 2 * layer + 2 * 2 * 2 * 64 * 10 + 2 * 64 * 100)
@@ -56,7 +56,7 @@ def test_experts_as_the_planner_counts_them(batch: int) -> None:
     weights = WeightBytes(
         always=int(shard.always[-1] + shard.head_bytes), experts=int(shard.experts[-1]), lookup=int(shard.embed_bytes)
     )
-    work = decode_work(spec, made, weights, batch, 192, 2)
+    work = decode_work(spec, made, weights, batch, 192, "bf16")
     expected = {1: 7.5e9, 8: 24.9e9, 64: 55e9}[batch]  # measured elsewhere for this model at 4 bits
     assert work.weight_bytes == pytest.approx(expected, rel=0.03)
     assert weights.total == pytest.approx(count_parameters(spec, made).total * 0.5, rel=0.1)
@@ -66,6 +66,6 @@ def test_a_window_bounds_what_is_read() -> None:
     known = find("gpt-oss-120b")
     assert known is not None
     spec = spec_of(known)
-    near = decode_work(spec, rules(spec), WeightBytes(always=0), 1, 4096, 2).kv_bytes
-    far = decode_work(spec, rules(spec), WeightBytes(always=0), 1, 8192, 2).kv_bytes
+    near = decode_work(spec, rules(spec), WeightBytes(always=0), 1, 4096, "bf16").kv_bytes
+    far = decode_work(spec, rules(spec), WeightBytes(always=0), 1, 8192, "bf16").kv_bytes
     assert near < far < 2 * near

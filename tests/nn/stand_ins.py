@@ -24,6 +24,7 @@ if CUDA_TESTS not in sys.path:
 
 from cuda_references import norm_reference, route_reference
 
+from windlass.core import integer_units
 from windlass.kernels.cuda import attention, driver, experts, int8, layout, linear, norm, route
 from windlass.kernels.cuda.int8 import RoundedRows
 from windlass.kernels.cuda.layout import Tiles
@@ -131,17 +132,27 @@ class StandIns(Small):
         return RoundedRows(x, torch.empty(0))
 
     def linear(
-        self, x: RoundedRows, weight: Tiles, out: Tensor, *, bias: Tensor | None = None, slices: int = 1, rows: int = 128
+        self,
+        x: RoundedRows,
+        weight: Tiles,
+        out: Tensor,
+        *,
+        bias: Tensor | None = None,
+        slices: int = 1,
+        rows: int,
+        shape: integer_units.Shape,
     ) -> Tensor:
-        assert weight.group == int8.GROUP and rows in int8.SHAPES
+        assert weight.group == int8.GROUP and any((rows, shape) == (kind.rows, kind.shape) for kind in integer_units.UNIT_KINDS)
         return self._sliced(x.codes, weight, out, bias, slices)
 
-    def gate_up(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
-        assert weight.group == int8.GROUP and routes.item_rows.shape[1] in int8.SHAPES
+    def gate_up(
+        self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: integer_units.Shape | None = None
+    ) -> Tensor:
+        assert weight.group == int8.GROUP and (shape or routes.item_rows.shape[1] in integer_units.SHAPES)
         return self._gate_up(x.codes, weight, out, routes)
 
     def down(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
-        assert weight.group == int8.GROUP and routes.item_rows.shape[1] in int8.SHAPES and out.dtype == self.half
+        assert weight.group == int8.GROUP and routes.item_rows.shape[1] in integer_units.SHAPES and out.dtype == self.half
         return self._down(x.codes, weight, out, routes)
 
     # --- experts
@@ -186,7 +197,7 @@ class StandIns(Small):
         return self._gate_up(x, weight, out, routes)
 
     def gate_up_wide(self, x: Tensor, weight: Tiles, out: Tensor, routes: Routes, *, deep: int = 2) -> Tensor:
-        assert routes.item_rows.shape[1] in (64, 128, 160) and deep in (1, 2)
+        assert routes.item_rows.shape[1] in (16, 32, 64, 128, 160) and deep in (1, 2)
         return self._gate_up(x, weight, out, routes)
 
     def _gate_up(self, x: Tensor, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:

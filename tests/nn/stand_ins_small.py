@@ -21,6 +21,7 @@ from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.fused import BLOCK_INPUTS
 from windlass.kernels.cuda import attention, route
 from windlass.kernels.cuda.route import Routes
+from windlass.kernels.step import KvCache
 
 NAN = float("nan")
 
@@ -29,6 +30,14 @@ def plain(dtype: torch.dtype, *tensors: Tensor) -> None:
     """As a kernel takes them that is given addresses alone."""
     for tensor in tensors:
         assert tensor.dtype == dtype and tensor.is_contiguous(), f"{tensor.dtype}, not {dtype}, strides {tensor.stride()}"
+
+
+def plain_cache(half: torch.dtype, keys: Tensor, values: Tensor, scales: Tensor | None) -> None:
+    """In the type of activations, or in fp8 with the scales of all tokens."""
+    plain(half if scales is None else torch.float8_e4m3fn, keys, values)
+    if scales is not None:
+        plain(torch.uint8, scales)
+        assert scales.shape == (*keys.shape[:2], 2, BLOCK_TOKENS)
 
 
 def put(out: Tensor, value: Tensor) -> Tensor:
@@ -80,33 +89,34 @@ class Small:
     def decode_attention(
         self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor,
         values: Tensor, out: Tensor, space: attention.AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False,
-        shape: tuple[int, int] | None = None,
+        shape: tuple[int, int] | None = None, scales: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         rows, kv_heads = len(qkv), keys.shape[1]
         heads = qkv.shape[1] // BLOCK_INPUTS - 2 * kv_heads
-        plain(self.half, qkv, out, keys, values)
+        plain(self.half, qkv, out)
+        plain_cache(self.half, keys, values, scales)
         plain(torch.float32, table)
         assert out.shape == (rows, heads * BLOCK_INPUTS) and 1 <= splits <= attention.MAX_SPLITS and heads // kv_heads <= 16
         assert space.partial.numel() >= rows * heads * splits * (BLOCK_INPUTS + 2)
         assert space.arrived.numel() >= rows * kv_heads and not space.arrived.any()
         plain(torch.int32, positions, slots, lengths, blocks)
         found = decode_attention_reference(
-            qkv, table, positions, slots, lengths, blocks, keys, values, scale=scale, interleaved=interleaved
+            qkv, table, positions, slots, lengths, blocks, keys, values, scale=scale, interleaved=interleaved, scales=scales
         )
         return put(out, found)
 
     def rotate_store(
         self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor, num_kv_heads: int,
-        *, interleaved: bool = False,
+        *, interleaved: bool = False, scales: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        plain(self.half, qkv, keys, values)
+        plain(self.half, qkv)
+        plain_cache(self.half, keys, values, scales)
         plain(torch.float32, table)
         parts = qkv.view(len(qkv), -1, BLOCK_INPUTS)
         q, k, v = parts.split((parts.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
         for part in (q, k):
             part.copy_(rotate_reference(part, table, positions, interleaved))
-        page, offset = slots.long() // BLOCK_TOKENS, slots.long() % BLOCK_TOKENS
-        keys[page, :, :, offset], values[page, :, offset] = k, v
+        KvCache(keys, values, scales=scales).store(k, v, slots)
         return qkv
 
     def head_norm(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor, num_kv_heads: int, eps: float) -> Tensor:

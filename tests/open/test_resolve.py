@@ -41,7 +41,7 @@ def test_the_order(converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert resolve.find_model("GLM-4.5-Air").path == Path("GLM-4.5-Air"), "an existing path goes before all names"
 
 
-@pytest.mark.parametrize("name", ["./no-such", "~/no-such", "/no/such", "no-such.gguf", "no-such.m"])
+@pytest.mark.parametrize("name", ["./no-such", "~/no-such", "/no/such", "no-such.gguf", "no-such.m", "file:///no/such"])
 def test_a_path_that_is_not_there_is_no_name(name: str) -> None:
     with pytest.raises(BadInput, match="does not exist; give a model directory"):
         resolve.find_model(name)
@@ -50,6 +50,29 @@ def test_a_path_that_is_not_there_is_no_name(name: str) -> None:
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"GLM-4\.5-Air"):
         resolve.find_model("GLM-4.5-Ayr")
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("tiny-glmm", "tiny-glm"), ("tiny_glm/", "tiny-glm"), ("mine-int8", "mine-int4")])
+def test_what_is_here_is_suggested_too(converted: Path, name: str, nearest: str) -> None:
+    with pytest.raises(UnknownName, match=f"did you mean {nearest}"):
+        resolve.find_model(name)
+
+
+def test_a_slash_and_a_url_of_a_file_are_understood(converted: Path, tmp_path: Path) -> None:
+    assert resolve.find_model("tiny-glm/").path == find_bundled("tiny-glm")
+    assert resolve.find_model("mine-int4/").path == converted
+    assert resolve.find_model("qwen3:8b/").known is not None
+    (tmp_path / "my model.gguf").touch()
+    assert resolve.find_model(f"file://{tmp_path}/my%20model.gguf").path == tmp_path / "my model.gguf"
+    assert resolve.find_model(f"FILE://{tmp_path}/my model.gguf").path == tmp_path / "my model.gguf"
+
+
+@pytest.mark.parametrize(("file", "words"), [("", "has no config.json"), ("adapter_config.json", "is a LoRA adapter")])
+def test_a_folder_without_a_model_is_said(tmp_path: Path, file: str, words: str) -> None:
+    if file:
+        (tmp_path / file).touch()
+    with pytest.raises(BadInput, match=words):
+        resolve.model_files(str(tmp_path), shown=False)
 
 
 def test_all_questions_go_the_same_way(converted: Path) -> None:

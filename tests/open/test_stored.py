@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from windlass.core.scheme import scheme
+from windlass.core.scheme import Keep, scheme
 from windlass.formats.gguf.writer import GgufOutput, header_bytes
 from windlass.open import resolve, stored
 
@@ -75,8 +75,8 @@ def test_how_blocks_are_held(kind: str, expected: Any) -> None:
     assert stored.ggml_scheme(kind) == expected
 
 
-def _tensor(kind: str, rows: int) -> Any:
-    return SimpleNamespace(name="blk.0.ffn_up.weight", type=SimpleNamespace(name=kind), shape=(rows, 256), num_rows=rows)
+def _tensor(kind: str, rows: int, inputs: int = 256) -> Any:
+    return SimpleNamespace(name="blk.0.ffn_up.weight", type=SimpleNamespace(name=kind), shape=(rows, inputs), num_rows=rows)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,9 @@ def _tensor(kind: str, rows: int) -> Any:
         ({"Q4_K": 90, "Q6_K": 10}, 0.9 * 4.625 + 0.1 * 6.5625),
         ({"Q4_K": 80, "Q8_0": 10, "F32": 10}, 0.8 * 4.625 + 0.85 + 3.2),
         ({"IQ2_XXS": 10}, 2.0625),
+        ({"Q8_0": 10}, 8.5),
+        ({"Q4_0": 90, "Q8_0": 10}, 0.9 * 4.5 + 0.85),
+        ({"Q4_1": 10}, 5.0),
     ],
 )
 def test_files_of_blocks_have_the_bits_that_they_have(rows: dict[str, int], bits: float) -> None:
@@ -93,6 +96,15 @@ def test_files_of_blocks_have_the_bits_that_they_have(rows: dict[str, int], bits
     found = stored._file_scheme(next(iter(rows)), [_tensor(kind, count) for kind, count in rows.items()])
     assert found is not None and found.name == next(iter(rows)).lower()
     assert found.bits + 8 * found.scale_bytes / (found.group or 1) == pytest.approx(bits, abs=0.02)
+
+
+def test_rows_that_are_no_whole_blocks_have_the_same_bits() -> None:
+    """576 is no multiple of 256: its scales would be counted for every 64."""
+    found = stored._file_scheme("Q8_0", [_tensor("Q8_0", 90, 576), _tensor("Q5_0", 10, 1536)])
+    assert found is not None and found.group == 64
+    wanted = (90 * 576 * 8.5 + 10 * 1536 * 5.5) / (90 * 576 + 10 * 1536)
+    assert found.bits_per_weight == pytest.approx(wanted, abs=0.07)
+    assert found.stored(Keep.QUANTIZE, 576).matrix_bytes(90, 576) * 8 / (90 * 576) == found.bits_per_weight
 
 
 def packed(symmetric: bool) -> dict[str, Any]:

@@ -77,6 +77,13 @@ app.add_typer(train.app, name="train")
 
 
 INTERRUPTED = 130
+ELSEWHERE = {
+    "list": "models", "ls": "models", "show": "models show", "search": "models", "chat": "run", "generate": "run", "ask": "run",
+    "start": "serve", "server": "serve", "api": "serve", "download": "pull", "fetch": "pull", "remove": "rm", "delete": "rm",
+    "kill": "stop", "quantize": "convert", "export": "convert", "benchmark": "bench", "evaluate": "eval", "test": "check", "doctor": "check",
+    "finetune": "train run", "fine-tune": "train run", "gpus": "devices", "monitor": "top", "status": "ps",
+}  # fmt: skip
+"""What other tools call a command of ours."""
 
 
 def _prepare_help(argv: list[str]) -> None:
@@ -95,6 +102,16 @@ def _help_of(command: Any, argv: list[str]) -> str:
     return f"windlass {argv[0]} --help" if argv and argv[0] in command.commands else "windlass --help"
 
 
+def _called_elsewhere(argv: list[str]) -> str:
+    """What to type instead of a command that is not there; empty: nothing is known."""
+    words = [word for word in argv if not word.startswith("-")]
+    if words and words[0] in ELSEWHERE:
+        return f"no such command {words[0]!r}; it is `windlass {ELSEWHERE[words[0]]}` here"
+    if words[:1] == ["models"] and len(words) > 1:
+        return f"no such command {words[1]!r}; `windlass models show {words[1]}` shows one model, `windlass models` lists all"
+    return ""
+
+
 def invoke(argv: list[str]) -> int:
     """Runs a command; a usage error becomes BadInput, so that it is printed as one line."""
     command = typer.main.get_command(app)
@@ -105,6 +122,10 @@ def invoke(argv: list[str]) -> int:
         return stop.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
+    except SystemExit as stop:  # Click's answer to a closed pipe is status 1; ours is above
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise stop.__context__ from None
+        raise
     except Exception as error:  # usage errors format their own message; others are raised
         usage = getattr(error, "format_message", None)
         if usage is None:
@@ -112,6 +133,8 @@ def invoke(argv: list[str]) -> int:
         message = " ".join(str(usage()).split())
         if not message:  # no arguments: the help was printed
             return getattr(error, "exit_code", 2)
+        if message.startswith("No such command") and (instead := _called_elsewhere(argv)):
+            raise BadInput(instead) from None
         raise BadInput(f"{message} (see `{_help_of(command, argv)}`)") from None
     if result == INTERRUPTED:  # Typer turns Ctrl-C into an exit code
         raise KeyboardInterrupt

@@ -24,7 +24,12 @@ class Row:
 
 ROWS: dict[str, Row] = {
     "device": Row(str, "auto", "cpu|cuda|mps", "Device to run on; auto takes a GPU if there is one."),
-    "kv": Row(str | None, None, "bf16|fp32", "KV cache type; bf16 by default."),
+    "kv": Row(
+        str | None,
+        None,
+        "bf16|fp8|fp32",
+        "KV cache type; bf16 by default. fp8: half the memory; on a GPU from Ada on, and slow on a CPU.",
+    ),
     "context": Row(str | None, None, "8k", "Maximum sequence length, prompt and answer together."),
     "exact": Row(bool, False, None, "Dequantize packed weights to fp32: slower and larger, no 8-bit activations.", "--exact"),
     "quant": Row(
@@ -103,7 +108,7 @@ def _launch(values: dict[str, Any]) -> Any:
 
     context, workers = values["context"], values["workers"]
     return Launch(
-        device=values["device"],
+        device=values["device"].lower(),
         kv=values["kv"],
         exact=values["exact"],
         quant=values["quant"],

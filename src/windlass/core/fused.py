@@ -7,6 +7,7 @@ from windlass.core.scheme import Scheme
 
 DEVICES = ("H100", "H200", "H800", "H20", "GH200")
 """Hopper: the kernels use TMA, programmatic dependent launch and WGMMA."""
+KV_TYPES = ("bf16", "fp8")
 HEAD_DIM = 128
 MAX_WIDTH, MAX_ROUTED_WIDTH = 16384, 8192
 """Hidden sizes: of any model, and with routed experts."""
@@ -36,10 +37,10 @@ def unsupported(spec: ModelSpec) -> str:
 
 
 def unsupported_storage(storage: Scheme) -> str:
-    """What they do not support of the storage: only symmetric int4 weights with a bf16 KV cache are supported."""
+    """What they do not support of the storage: only symmetric int4 weights with a KV cache in bf16 or fp8 are supported."""
     if storage.name != "int4" or storage.zero_points:
         return f"{storage.name} weights" + (" with zero points" if storage.zero_points else "")
-    return "" if storage.kv == "bf16" else f"a KV cache in {storage.kv}"
+    return "" if storage.kv in KV_TYPES else f"a KV cache in {storage.kv}"
 
 
 def has_kernels(device_name: str) -> bool:

@@ -19,7 +19,7 @@ from windlass.errors import BadInput, UnknownName
 from windlass.units import MIB, format_bytes
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-KV_TYPES = ("bf16", "fp32")
+KV_TYPES = ("bf16", "fp8", "fp32")
 LOAD_SCHEMES = ("int4", "int8")
 SPECULATE = ("auto", "off", "ngram", "mtp")
 """Or a model that drafts."""
@@ -45,7 +45,7 @@ class Launch(Frozen):
     """A path: a directory, a .gguf or a .m file."""
     device: str = "auto"
     kv: str | None = None
-    """bf16 or fp32; None: bf16."""
+    """bf16, fp8 or fp32; None: bf16."""
     exact: bool = False
     """Dequantize packed weights to fp32 at load: slower and larger, without 8-bit activation rounding."""
     context_tokens: int | None = None
@@ -106,9 +106,9 @@ class Launch(Frozen):
 def check_launch(launch: Launch) -> None:
     """Refuses options that contradict each other, before anything is loaded."""
     if launch.device.split(":")[0] not in DEVICES:
-        raise BadInput(f"--device is cpu, cuda or mps, not {launch.device!r}")
+        raise BadInput(f"--device is cpu, cuda (an NVIDIA or AMD GPU) or mps (Apple), not {launch.device!r}")
     if launch.kv not in (None, *KV_TYPES):
-        raise BadInput(f"--kv is {' or '.join(KV_TYPES)}, not {launch.kv!r}")
+        raise BadInput(f"--kv is {', '.join(KV_TYPES[:-1])} or {KV_TYPES[-1]}, not {launch.kv!r}")
     if launch.context_tokens is not None and launch.context_tokens < 2:
         raise BadInput("--context must be at least 2 tokens: one for the prompt and one for the answer")
     _check_memory(launch)

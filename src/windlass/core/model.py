@@ -98,6 +98,11 @@ class Attention(Frozen, tag="attention"):
         return 2 * self.num_kv_heads * self.head_dim
 
     @property
+    def kv_vectors(self) -> int:
+        """Keys and values that a token leaves in the cache, each of which has a scale in fp8."""
+        return 2 * self.num_kv_heads
+
+    @property
     def score_width(self) -> int:
         """Multiply-adds per (query, key) pair: one dot product per head and one weighted sum of values."""
         return 2 * self.num_heads * self.head_dim
@@ -129,6 +134,10 @@ class LatentAttention(Frozen, tag="latent"):
         return self.kv_lora_rank + self.rope_head_dim
 
     @property
+    def kv_vectors(self) -> int:
+        return 1
+
+    @property
     def score_width(self) -> int:
         return self.num_heads * (self.nope_head_dim + self.rope_head_dim + self.v_head_dim)
 
@@ -143,6 +152,10 @@ class Convolution(Frozen, tag="convolution"):
 
     @property
     def kv_elements(self) -> int:
+        return 0
+
+    @property
+    def kv_vectors(self) -> int:
         return 0
 
     @property
@@ -280,21 +293,26 @@ class ModelSpec(Frozen):
         return next(layer.mixer for layer in self.layers if not isinstance(layer.mixer, Convolution))
 
 
-def kv_bytes_per_token(spec: ModelSpec, element_bytes: float = 2) -> int:
-    """Keys and values one token leaves in the cache, all layers, unsplit: 2 * kv_heads * head_dim (GQA), latent + rope (MLA)."""
-    return round(sum(layer.mixer.kv_elements for layer in spec.layers) * element_bytes)
+def kv_bytes_per_token(spec: ModelSpec, element_bytes: float = 2, vector_bytes: float = 0) -> int:
+    """Keys and values one token leaves in the cache, all layers, unsplit: 2 * kv_heads * head_dim (GQA), latent + rope (MLA).
+
+    `vector_bytes`: beside each key and each value of a head (the scale of fp8).
+    """
+    vectors = sum(layer.mixer.kv_vectors for layer in spec.layers)
+    return round(sum(layer.mixer.kv_elements for layer in spec.layers) * element_bytes + vectors * vector_bytes)
 
 
-def layer_cache_bytes(mixer: Mixer, tokens: int, element_bytes: float, windowed: bool) -> float:
+def layer_cache_bytes(mixer: Mixer, tokens: int, element_bytes: float, windowed: bool, vector_bytes: float = 0) -> float:
     """KV cache bytes of one layer for a sequence of `tokens`.
 
     `windowed`: the engine evicts tokens outside a sliding window. An indexer caches one key per token, in the KV dtype.
-    A convolution keeps a fixed fp32 state.
+    A convolution keeps a fixed fp32 state. `vector_bytes`: see kv_bytes_per_token.
     """
     if isinstance(mixer, Convolution):
         return mixer.state_elements * 4
+    scales = mixer.kv_vectors * vector_bytes
     if isinstance(mixer, Attention):
         kept = min(tokens, mixer.window) if windowed and mixer.window else tokens
-        return kept * mixer.kv_elements * element_bytes
+        return kept * (mixer.kv_elements * element_bytes + scales)
     index = mixer.indexer.head_dim if mixer.indexer and mixer.indexer.own else 0
-    return tokens * (mixer.kv_elements + index) * element_bytes
+    return tokens * ((mixer.kv_elements + index) * element_bytes + scales)

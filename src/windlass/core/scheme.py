@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from enum import Enum
 
-from windlass.core.model import Frozen
+from windlass.core.model import Frozen, ModelSpec, kv_bytes_per_token
 from windlass.errors import BadInput, UnknownName
 
 GROUPS = (128, 64, 32)
 KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0625, "int4": 0.5625}
 """Per element; the integers with a 16-bit scale for every 32 (q8_0 and q4_0), for planning other engines."""
+KV_VECTOR_BYTES = {"fp8": 1.0}
+"""Per key and per value of a token and head: fp8 has a power of two for each (kernels/fp8_cache.py). vLLM has none, and is planned with it too."""
+
+
+def kv_token_bytes(spec: ModelSpec, kv: str) -> int:
+    """What a token takes in a KV cache of that type, all layers, unsplit."""
+    return kv_bytes_per_token(spec, KV_BYTES[kv], KV_VECTOR_BYTES.get(kv, 0))
 
 
 class Keep(Enum):
@@ -80,6 +87,10 @@ class Scheme(Frozen):
     def kv_element_bytes(self) -> float:
         return KV_BYTES[self.kv]
 
+    @property
+    def kv_vector_bytes(self) -> float:
+        return KV_VECTOR_BYTES.get(self.kv, 0)
+
     def stored(self, keep: Keep, num_in: int, is_head: bool = False, is_lookup: bool = False) -> Stored:
         """How a matrix with rows of `num_in` is stored. `is_lookup`: it is an embedding."""
         if keep is Keep.FLOAT32 or self.name == "fp32":
@@ -133,10 +144,10 @@ _MIXED_FILES = {
 The head's and the embedding's share is in the mean."""
 
 
-def mixed_file(name: str, bits_per_weight: float) -> Scheme:
-    """Of a file that mixes types: whole bits in blocks of 256, and the rest as scales."""
+def mixed_file(name: str, bits_per_weight: float, group: int = 256) -> Scheme:
+    """Of a file that mixes types: whole bits in blocks of `group`, which divides its rows, and the rest as scales."""
     bits = int(bits_per_weight)
-    return _blocks(name, bits, 256, round((bits_per_weight - bits) * 32))
+    return _blocks(name, bits, group, round((bits_per_weight - bits) * group / 8))
 
 
 _PLANNED = {

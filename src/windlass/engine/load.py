@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from windlass.core.fused import KV_TYPES as FUSED_KV_TYPES
 from windlass.core.fused import unsupported
 from windlass.core.launch import Launch, RandomInit, check_quant
-from windlass.core.model import ModelSpec, kv_bytes_per_token
+from windlass.core.model import ModelSpec
 from windlass.core.place import local_bytes, local_experts, place, stored
 from windlass.core.request import Info
 from windlass.core.rule import ModelPart, Rule
-from windlass.core.scheme import KV_BYTES, Scheme, scheme
+from windlass.core.scheme import Scheme, kv_token_bytes, scheme
 from windlass.core.tiers.demand import planned_tensors
 from windlass.engine.adapters import add_adapters
 from windlass.engine.engine import Engine
@@ -47,7 +48,9 @@ from windlass.weights.schemes import cutting_scheme
 from windlass.weights.source import check_runnable, open_model
 from windlass.weights.transfer.store import open_partial
 
-KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp32": torch.float32}
+FP8_CAPABILITY = (8, 9)
+"""GPUs from this on convert fp8 in hardware."""
 DEVICES = ("cpu", "cuda", "mps")
 HOPPER = 9
 """The major compute capability that kernels/cuda is written for."""
@@ -106,8 +109,7 @@ def build(
     launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE, parts: str = ""
 ) -> LoadedDecoder:
     """`parts`: a folder of received weight slices, read instead of the checkpoint."""
-    if launch.kv_type not in KV_DTYPES:
-        raise UnknownName("KV type", launch.kv_type, KV_DTYPES)
+    check_kv(launch.kv_type, device)
     if launch.random_weights is not None:
         built = _random(launch, launch.random_weights, device, shard_of)
     else:
@@ -186,7 +188,7 @@ def _uses_tiles(launch: Launch, shard: ModelShard, spec: ModelSpec, device: str)
         return False
     devices = [device] if shard.is_whole else range(torch.cuda.device_count())
     is_hopper = all(torch.cuda.get_device_capability(one)[0] == HOPPER for one in devices)
-    return is_hopper and launch.kv_type == "bf16" and not unsupported(spec)
+    return is_hopper and launch.kv_type in FUSED_KV_TYPES and not unsupported(spec)
 
 
 def _context(spec: ModelSpec, launch: Launch) -> int | None:
@@ -221,7 +223,7 @@ def make_engine(
     """`cache_share`: the fraction of a token's KV bytes that this rank holds. `drafting`: a model that drafts."""
     spec, defaults = decoder.spec, defaults_of(_kind(device))
     speculation = speculation_for(launch, decoder, drafting)
-    cache_share *= 1 + speculation.cache_bytes(launch.kv_type) / kv_bytes_per_token(spec, KV_BYTES[launch.kv_type])
+    cache_share *= 1 + speculation.cache_bytes(launch.kv_type) / kv_token_bytes(spec, launch.kv_type)
     available = launch.kv_bytes or spare_bytes(int(_free_under_cap(launch, device) / cache_share), defaults)
     sizes = spec, launch.kv_type, launch.context_tokens
     num_sequences = launch.max_sequences or max_sequences(*sizes, available, defaults)
@@ -279,6 +281,20 @@ def chosen_device(asked: str) -> str:
     if kind == "mps" and not torch.backends.mps.is_available():
         raise Impossible("this machine has no Metal device that PyTorch can use; run with --device cpu")
     return asked
+
+
+def check_kv(kv: str, device: str) -> None:
+    if kv not in KV_DTYPES:
+        raise UnknownName("KV type", kv, KV_DTYPES)
+    if kv != "fp8" or _kind(device) == "cpu":
+        return
+    if _kind(device) != "cuda" or torch.version.hip is not None:
+        raise Impossible(f"--kv fp8 is for NVIDIA GPUs and CPUs, not for {device}; leave it out (bf16)")
+    if (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+        raise Impossible(
+            f"--kv fp8 needs a GPU of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} or later (Ada, Hopper), and "
+            f"{torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}; leave it out (bf16)"
+        )
 
 
 def free_bytes(device: str) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from windlass.core.constants import BLOCK_TOKENS
-from windlass.core.model import ModelSpec, kv_bytes_per_token
-from windlass.core.scheme import KV_BYTES
+from windlass.core.model import ModelSpec
+from windlass.core.scheme import kv_token_bytes
 from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.errors import BadInput, DoesNotFit
 from windlass.units import format_bytes
@@ -47,7 +47,7 @@ STEP_LOGITS = 64
 
 
 def block_bytes(spec: ModelSpec, kv: str) -> int:
-    return kv_bytes_per_token(spec, KV_BYTES[kv]) * BLOCK_TOKENS
+    return kv_token_bytes(spec, kv) * BLOCK_TOKENS
 
 
 def check_weights(name: str, weights_bytes: int, free_bytes: int) -> None:

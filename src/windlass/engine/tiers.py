@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from windlass.core.launch import Launch
-from windlass.core.model import ModelSpec, kv_bytes_per_token
-from windlass.core.scheme import KV_BYTES
+from windlass.core.model import ModelSpec
+from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.budget import LOADING_BYTES, activation_bytes
 from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.device import (
@@ -160,7 +160,7 @@ def _beside_device(
     decoder: Callable[[Any], Decoder],
 ) -> BuiltDecoder:
     """Experts, or parts of feed-forwards, that do not fit the device go to host memory."""
-    kv_bytes = launch.kv_bytes or limits.kv_tokens * kv_bytes_per_token(weights.spec, KV_BYTES[launch.kv_type])
+    kv_bytes = launch.kv_bytes or limits.kv_tokens * kv_token_bytes(weights.spec, launch.kv_type)
     if needed_bytes(stage, weights.num_bytes, limits, launch.kv_type) <= cap_bytes:  # of this rank all fit
         return BuiltDecoder(decoder(weights.source), kv_bytes, "", MAX_ROWS, limits.step_tokens)
     planned = launch.tiers[min(weights.rank, len(launch.tiers) - 1)] if launch.tiers else None
@@ -224,7 +224,7 @@ def device_needs(launch: Launch) -> DeviceNeeds:
 
 def _least_beside(launch: Launch, stage: ModelStage) -> int:
     """The KV cache that is needed, and what a device holds besides."""
-    per_token, whole = (kv_bytes_per_token(spec, KV_BYTES[launch.kv_type]) for spec in (stage.part, stage.spec))
+    per_token, whole = (kv_token_bytes(spec, launch.kv_type) for spec in (stage.part, stage.spec))
     tokens = launch.context_tokens or LEAST_TOKENS
     return (tokens * per_token if launch.kv_bytes is None else launch.kv_bytes * per_token // whole) + OTHER_BYTES
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -93,8 +94,9 @@ def refuse_beyond_reach(name: str) -> None:
             raise Impossible(f"{name} cannot be planned or run yet: {one.why}")
 
 
-def unknown_model(name: str) -> UnknownName:
-    return UnknownName("model", name, [model.name for model in known_models()])
+def unknown_model(name: str, also: Iterable[str] = ()) -> UnknownName:
+    """`also`: further names that would have been found."""
+    return UnknownName("model", name, [*also, *(model.name for model in known_models())])
 
 
 def published_config(model: KnownModel) -> dict[str, Any]:

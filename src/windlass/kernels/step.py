@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
+from windlass.kernels import fp8_cache
 
 
 @dataclass(frozen=True)
@@ -95,34 +96,64 @@ class KvCache:
     Keys are transposed within a block, [blocks, kv heads, head dim, BLOCK_TOKENS], so that the scores of a block's tokens are one
     vector. Values are [blocks, kv heads, BLOCK_TOKENS, value dim]. A latent cache has no separate values: they are the first
     `latent_values` elements of the keys, which then have the layout of values, [blocks, 1, BLOCK_TOKENS, width].
+
+    In fp8 keys and values are e4m3 codes, and each token and head has a power of two (fp8_cache.py).
     """
 
     keys: Tensor
     values: Tensor | None
     latent_values: int = 0
+    scales: Tensor | None = None
+    """uint8 [blocks, kv heads, 2, BLOCK_TOKENS], of keys and of values; 1 in place of 2 in a latent cache. None: not in fp8."""
 
     def store(self, keys: Tensor, values: Tensor | None, slots: Tensor) -> None:
         """keys [rows, kv heads, dim], values [rows, kv heads, value dim] into `slots`. The reference."""
         block, offset = slots.long() // BLOCK_TOKENS, slots.long() % BLOCK_TOKENS
         if self.values is None:
-            self.keys[block, :, offset] = keys.to(self.keys.dtype)
+            _bytes(self.keys)[block, :, offset] = self._stored(keys, 0, block, offset)
             return
         assert values is not None
-        self.keys[block, :, :, offset] = keys.to(self.keys.dtype)
-        self.values[block, :, offset] = values.to(self.values.dtype)
+        _bytes(self.keys)[block, :, :, offset] = self._stored(keys, 0, block, offset)
+        _bytes(self.values)[block, :, offset] = self._stored(values, 1, block, offset)
+
+    def _stored(self, numbers: Tensor, side: int, block: Tensor, offset: Tensor) -> Tensor:
+        """In the type of the cache; of fp8 the powers are stored here."""
+        if self.scales is None:
+            return numbers.to(self.keys.dtype)
+        codes, self.scales[block, :, side, offset] = fp8_cache.quantize(numbers)
+        return _bytes(codes)
 
     def of_heads(self, some: slice) -> KvCache:
         """The slice of some kv heads."""
-        return KvCache(self.keys[:, some], None if self.values is None else self.values[:, some], self.latent_values)
+        scales = None if self.scales is None else self.scales[:, some]
+        return KvCache(self.keys[:, some], None if self.values is None else self.values[:, some], self.latent_values, scales)
 
     def gather(self, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of a sequence: keys [length, kv heads, dim], values [length, kv heads, value dim]."""
         used = blocks[: -(-length // BLOCK_TOKENS)].long()
         if self.values is None:
-            keys = self.keys[used].transpose(1, 2).flatten(0, 1)[:length]
+            keys = self._read(_bytes(self.keys)[used].transpose(1, 2).flatten(0, 1)[:length], 0, used)
             return keys, keys[..., : self.latent_values]
-        keys = self.keys[used].permute(0, 3, 1, 2).flatten(0, 1)[:length]
-        return keys, self.values[used].transpose(1, 2).flatten(0, 1)[:length]
+        keys = _bytes(self.keys)[used].permute(0, 3, 1, 2).flatten(0, 1)[:length]
+        values = _bytes(self.values)[used].transpose(1, 2).flatten(0, 1)[:length]
+        return self._read(keys, 0, used), self._read(values, 1, used)
+
+    def _read(self, stored: Tensor, side: int, used: Tensor) -> Tensor:
+        """[tokens, kv heads, dim] of the blocks `used`, as numbers."""
+        if self.scales is None:
+            return stored
+        scales = self.scales[used, :, side].transpose(1, 2).flatten(0, 1)[: stored.shape[0]]
+        return fp8_cache.dequantize(stored.view(self.keys.dtype), scales)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All of its tensors."""
+        return tuple(part for part in (self.keys, self.values, self.scales) if part is not None)
+
+
+def _bytes(part: Tensor) -> Tensor:
+    """Codes as bytes, which every PyTorch indexes; other types as they are."""
+    return part.view(torch.uint8) if part.dtype == torch.float8_e4m3fn else part
 
 
 def attention_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> KvCache:
@@ -130,12 +161,17 @@ def attention_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: to
     return KvCache(
         keys=_zeros((*shape, head_dim, BLOCK_TOKENS), dtype, device),
         values=_zeros((*shape, BLOCK_TOKENS, head_dim), dtype, device),
+        scales=_scales((*shape, 2), dtype, device),
     )
 
 
 def latent_cache(num_blocks: int, latent: int, rope: int, dtype: torch.dtype, device: str = "cpu") -> KvCache:
     keys = _zeros((num_blocks, 1, BLOCK_TOKENS, latent + rope), dtype, device)
-    return KvCache(keys=keys, values=None, latent_values=latent)
+    return KvCache(keys=keys, values=None, latent_values=latent, scales=_scales((num_blocks, 1, 1), dtype, device))
+
+
+def _scales(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor | None:
+    return _zeros((*shape, BLOCK_TOKENS), torch.uint8, device) if dtype == torch.float8_e4m3fn else None
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

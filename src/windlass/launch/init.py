@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from windlass.core.model import Frozen
+from windlass.errors import BadInput
 
 Outcome = Literal["there", "done", "would", "declined", "failed", "skipped"]
 STEPS = (
@@ -52,7 +53,9 @@ def expand_hosts(text: str) -> list[str]:
             found += [part.strip()] if part.strip() else []
             continue
         for piece in match[2].split(","):
-            first, dash, last = piece.partition("-")
+            first, dash, last = piece.strip().partition("-")
+            if not first.isdecimal() or (dash and not last.isdecimal()):
+                raise BadInput(f"{part.strip()!r} names no machines; write them like node[001-004,7] or with commas between them")
             numbers = range(int(first), int(last) + 1) if dash else range(int(first), int(first) + 1)
             found += [f"{match[1]}{number:0{len(first)}}{match[3]}" for number in numbers]
     return found

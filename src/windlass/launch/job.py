@@ -120,6 +120,10 @@ def checked(job: Job, settings: Settings) -> None:
     for what, number in (("--nodes", job.num_nodes), ("--ranks", job.ranks_per_node)):
         if number < 1:
             raise BadInput(f"{what} is {number}; it must be at least 1")
+    if settings.array_limit is not None and settings.array_limit < 1:
+        raise BadInput(f"--array-limit is {settings.array_limit}; it must be at least 1")
+    if settings.scheduler == "pbs" and settings.dialect == "torque" and settings.exclusive:
+        raise BadInput("Torque has no directive for whole nodes that all its versions know; give your site's with --extra")
     if job.gpus_per_node < 0:
         raise BadInput(f"--gpus is {job.gpus_per_node}; it must not be negative")
     if settings.time_seconds is not None and settings.time_seconds <= settings.warning_seconds and job.kind == "train":

@@ -19,7 +19,7 @@ import msgspec
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error
 from windlass.launch.job import PLACE, Job, Settings
-from windlass.launch.ports import free_port, meeting_ports
+from windlass.launch.ports import Claim, free_port, meeting_ports
 from windlass.machine.fabric.fabric import address_towards, read_fabric
 from windlass.machine.fabric.variables import fitting, threads, wrong_variables
 from windlass.machine.system import this_system
@@ -197,12 +197,14 @@ def vllm_words(command: Sequence[str]) -> list[str]:
 
 def _worker(node: Node, environment: dict[str, str], write: WriteFile) -> int:
     address = node.own_address
-    at = f"{address}:{free_port(range(FIRST_WORKER_PORT, FIRST_WORKER_PORT + NUM_PORTS), address)}"
+    claim = Claim(range(FIRST_WORKER_PORT, FIRST_WORKER_PORT + NUM_PORTS), address)
+    at = f"{address}:{claim.port}"
     words = ["worker", "--listen", at, "--secret-file", f"{node.settings.folder}/secret"]
     if node.job.gpus_per_node:
         words += ["--device", "cuda"]
     write(Path(node.run) / f"worker-{node.number}", at.encode())
     code = _child(node, _windlass(*words), environment, until=Path(node.run) / "root-ended")
+    claim.close()
     return 0 if (Path(node.run) / "root-ended").exists() else code
 
 
@@ -242,27 +244,34 @@ class _Server:
 
     def __init__(self, words: list[str], folder: Path, reached: str) -> None:
         self.words, self._folder, self._is_up = words, folder, False
-        port = _option(words, "--port")
+        port, self._claim = _option(words, "--port"), None
         if port is None:
-            port = str(free_port(range(FIRST_SERVER_PORT, FIRST_SERVER_PORT + NUM_PORTS)))
+            self._claim = Claim(range(FIRST_SERVER_PORT, FIRST_SERVER_PORT + NUM_PORTS))
+            port = str(self._claim.port)
             words += ["--port", port]
-        if _option(words, "--host") is None:
+        host = _option(words, "--host")
+        if host is None:
             words += ["--host", "0.0.0.0"]
             words += [word for name in dict.fromkeys([_host(), reached]) for word in ("--allow-host", name)]
-        if _option(words, "--api-key") is None:
-            words += ["--api-key", str(folder / "api-key")]
-        self._port = int(port)
+        self._key = _option(words, "--api-key")
+        if self._key is None:
+            self._key = str(folder / "api-key")
+            words += ["--api-key", self._key]
+        self._asked_at = ("127.0.0.1" if host in (None, "0.0.0.0", "::") else host, int(port))
+        reached = reached if self._asked_at[0] == "127.0.0.1" else self._asked_at[0]
         self._url = f"{'https' if _option(words, '--tls-cert') else 'http'}://{reached}:{port}"
 
     def look(self, write: WriteFile) -> None:
-        if self._is_up or not _answers(self._port, self._url.partition("//")[2]):
+        if self._is_up or not _answers(self._asked_at, self._url):
             return
         self._is_up = True
-        key = self._folder / "api-key"
-        write(self._folder / "address.json", msgspec.json.encode({"url": self._url, "api_key_file": str(key)}))
-        _say(f"serving at {self._url}; the key is in {key}")
+        key = str(Path(self._key).absolute()) if self._key and Path(self._key).exists() else ""  # else it is the key itself
+        write(self._folder / "address.json", msgspec.json.encode({"url": self._url, "api_key_file": key}))
+        _say(f"serving at {self._url}{f'; the key is in {key}' if key else ''}")
 
     def ended(self) -> None:
+        if self._claim is not None:
+            self._claim.close()
         (self._folder / "address.json").unlink(missing_ok=True)
 
 
@@ -275,11 +284,18 @@ def _option(words: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _answers(port: int, name: str) -> bool:
-    """`name`: HOST:PORT as clients write it; a server refuses names that are not its own."""
+def _answers(at: tuple[str, int], url: str) -> bool:
+    """`url`: as clients write it; a server refuses names that are not its own. Its certificate is theirs to check."""
     import http.client
+    import ssl
 
-    asked = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    scheme, _, name = url.partition("://")
+    if scheme == "https":
+        unverified = ssl.create_default_context()
+        unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+        asked = http.client.HTTPSConnection(*at, timeout=2, context=unverified)
+    else:
+        asked = http.client.HTTPConnection(*at, timeout=2)
     try:
         asked.request("GET", "/health", headers={"Host": name})
         return asked.getresponse().status == 200

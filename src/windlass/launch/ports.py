@@ -1,4 +1,4 @@
-"""Free ports: tried by listening on them for a moment."""
+"""Free ports: tried by listening on them for a moment, and claimed for as long as a job needs them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,35 @@ def meeting_ports(name: str) -> list[int]:
 
 def free_port(candidates: Iterable[int], address: str = "") -> int:
     """The first that nothing listens on."""
-    tried = list(candidates)
-    for port in tried:
+    tried: list[int] = []
+    for port in candidates:
+        tried.append(port)
         if is_free(port, address):
             return port
-    raise BadInput(f"none of {len(tried)} ports from {tried[0]} on is free on this machine; end what holds them")
+    first = f" from {tried[0]} on" if tried else ""
+    raise BadInput(f"none of {len(tried)} ports{first} is free on this machine; end what holds them")
+
+
+class Claim:
+    """A port that no other job of this machine takes while this is held: a server listens on it only seconds after it was chosen.
+
+    It is a name of an abstract socket (unix(7)), which ends with the process, however that ends."""
+
+    def __init__(self, candidates: Iterable[int], address: str = "") -> None:
+        self._held = socket.socket(socket.AF_UNIX)
+        self.port = free_port((port for port in candidates if self._claims(port)), address)
+
+    def _claims(self, port: int) -> bool:
+        self._held.close()  # of a port that was claimed but is not free
+        self._held = socket.socket(socket.AF_UNIX)
+        try:
+            self._held.bind(f"\0windlass-port-{port}")
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._held.close()
 
 
 def is_free(port: int, address: str = "") -> bool:

@@ -16,9 +16,8 @@ from windlass import __version__
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.count import count_parameters
 from windlass.core.launch import Launch
-from windlass.core.model import layer_cache_bytes
 from windlass.core.request import GREEDY, Info
-from windlass.core.scheme import KV_BYTES
+from windlass.core.scheme import kv_token_bytes
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
 from windlass.engine.protocol import Submit
@@ -145,10 +144,7 @@ def launch_of(setup: BenchSetup) -> Launch:
 def kv_bytes(setup: BenchSetup) -> int:
     """KV blocks for the largest batch, plus one spare block per sequence."""
     tokens = (-(-setup.context_tokens // BLOCK_TOKENS) + 1) * BLOCK_TOKENS
-    layers = (
-        layer_cache_bytes(layer.mixer, tokens, KV_BYTES[setup.launch.kv_type], windowed=False) for layer in setup.spec.layers
-    )
-    return int(max(setup.batches) * sum(layers))
+    return max(setup.batches) * tokens * kv_token_bytes(setup.spec, setup.launch.kv_type)
 
 
 def _tiers(engine: Engine, info: Info, seconds: float) -> TierResult | None:
@@ -237,8 +233,7 @@ def _tokens_for(setup: BenchSetup, engine: Engine, batch: int, tokens: int) -> i
 
 
 def _result(setup: BenchSetup, batch: int, timed: BatchTiming, weights: WeightBytes, python_share: float | None) -> BatchResult:
-    element = KV_BYTES[setup.launch.kv_type]
-    step = decode_work(setup.spec, setup.rules, weights, batch, timed.mean_context_tokens, element)
+    step = decode_work(setup.spec, setup.rules, weights, batch, timed.mean_context_tokens, setup.launch.kv_type)
     prefill = prefill_work(setup.spec, setup.rules, weights, batch, setup.prompt_tokens, timed.prefill_steps)
     mean = batch * timed.tokens_per_step * len(timed.step_seconds) / sum(timed.step_seconds)
     return BatchResult(

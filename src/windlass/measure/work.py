@@ -5,6 +5,7 @@ from __future__ import annotations
 from windlass.core.count import distinct_experts, forward_flops
 from windlass.core.model import Frozen, ModelSpec, layer_cache_bytes
 from windlass.core.rule import Rule
+from windlass.core.scheme import KV_BYTES, KV_VECTOR_BYTES
 
 
 class WeightBytes(Frozen):
@@ -39,10 +40,15 @@ def expert_share(spec: ModelSpec, tokens: float) -> float:
 
 
 def decode_work(
-    spec: ModelSpec, rules: tuple[Rule, ...], weights: WeightBytes, batch: int, context_tokens: float, kv_element_bytes: float
+    spec: ModelSpec, rules: tuple[Rule, ...], weights: WeightBytes, batch: int, context_tokens: float, kv: str
 ) -> StepWork:
-    """One decode step of `batch` sequences with `context_tokens` cached tokens each."""
-    layers = (layer_cache_bytes(layer.mixer, round(context_tokens), kv_element_bytes, windowed=True) for layer in spec.layers)
+    """One decode step of `batch` sequences with `context_tokens` cached tokens each, in a cache of that type."""
+    layers = (
+        layer_cache_bytes(
+            layer.mixer, round(context_tokens), KV_BYTES[kv], windowed=True, vector_bytes=KV_VECTOR_BYTES.get(kv, 0)
+        )
+        for layer in spec.layers
+    )
     return StepWork(
         weight_bytes=weights.always + weights.experts * expert_share(spec, batch),
         kv_bytes=batch * sum(layers),

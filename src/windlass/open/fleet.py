@@ -122,11 +122,10 @@ class Replanner:
     @property
     def kv_bytes(self) -> int:
         """The KV cache that is planned for, which every machine then has room for."""
-        from windlass.core.model import kv_bytes_per_token
-        from windlass.core.scheme import KV_BYTES
+        from windlass.core.scheme import kv_token_bytes
 
         question = self._question
-        per_token = kv_bytes_per_token(question.spec, KV_BYTES[self._launch.kv_type])
+        per_token = kv_token_bytes(question.spec, self._launch.kv_type)
         return per_token * question.concurrency * (-(-question.context_tokens // BLOCK_TOKENS) * BLOCK_TOKENS)
 
     @cached_property

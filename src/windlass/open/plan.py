@@ -9,10 +9,10 @@ import msgspec
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.launch import KV_TYPES, LOAD_SCHEMES, Launch
-from windlass.core.model import ModelSpec, kv_bytes_per_token
+from windlass.core.model import ModelSpec
 from windlass.core.plan import Plan, load_plan
 from windlass.core.ranks.epoch import EpochPlan, planned_epoch
-from windlass.core.scheme import SCHEME_NAMES
+from windlass.core.scheme import SCHEME_NAMES, kv_token_bytes
 from windlass.errors import BadInput, DoesNotFit, Impossible
 from windlass.units import format_bytes
 
@@ -88,7 +88,7 @@ def _kv_bytes(plan: Plan) -> int:
     if plan.layout.world == 1 or plan.spec is None:
         return plan.memory.per_device[0].kv_bytes
     tokens = plan.workload.context_tokens * plan.workload.concurrency
-    return kv_bytes_per_token(plan.spec, plan.scheme.kv_element_bytes) * tokens
+    return kv_token_bytes(plan.spec, plan.scheme.kv) * tokens
 
 
 def _in_blocks(kv_bytes: int, context_tokens: int) -> int:

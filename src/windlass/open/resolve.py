@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from windlass.core.hardware.spec import Hardware
     from windlass.open.choose import ChosenFiles
 
+FILE_URL = "file://"
+"""As file managers copy a path."""
 DOWNLOADS = 8
 """Files fetched at once."""
 
@@ -47,7 +50,7 @@ class ModelDescription(Frozen):
 
 def find_model(name: str) -> ModelLocation:
     """Downloads nothing."""
-    here = _existing(name) or _local(name)
+    here = _existing(name) or _local(name := name.rstrip("/") or name)  # a shell completes a folder's name with a slash
     if here is not None:
         return ModelLocation(path=here)
     known = find(name)
@@ -57,7 +60,7 @@ def find_model(name: str) -> ModelLocation:
     from windlass.formats.hub.hub import looks_like_hub_name
 
     if not looks_like_hub_name(name):
-        raise unknown_model(name)
+        raise unknown_model(name, also=_own_names())
     return ModelLocation(hub=name)
 
 
@@ -68,7 +71,20 @@ def model_files(name: str, shown: bool) -> Path:
         return download(found.hub, DOWNLOADS, shown)
     from windlass.weights.files import model_file
 
-    return model_file(found.path)
+    here = model_file(found.path)
+    _check_directory(here)
+    return here
+
+
+def _check_directory(path: Path) -> None:
+    """Says what a folder is that holds no model."""
+    if not path.is_dir() or (path / "config.json").is_file():
+        return
+    if (path / "adapter_config.json").is_file():
+        raise BadInput(
+            f"{path} is a LoRA adapter, not a model; `windlass serve MODEL --lora NAME={path}` uses it with the model it was made for"
+        )
+    raise BadInput(f"{path} has no config.json, so it is no model directory; look for the folder or the .gguf file below it")
 
 
 def files_for(name: str, hardware: Hardware | None = None) -> ChosenFiles | None:
@@ -148,13 +164,14 @@ def download_file(hub_name: str, file: str, shown: bool) -> Path:
 
 
 def _existing(name: str) -> Path | None:
+    is_url = name.lower().startswith(FILE_URL)
     try:
-        path = Path(name).expanduser()
+        path = Path(unquote(name[len(FILE_URL) :]) if is_url else name).expanduser()
         if path.exists():
             return path
     except (OSError, RuntimeError):  # too long for a file name; the home of an unknown user
         return None
-    if name.startswith((".", "~", os.sep)) or name.endswith((".gguf", ".m")):
+    if is_url or name.startswith((".", "~", os.sep)) or name.endswith((".gguf", ".m")):
         raise BadInput(f"{name} does not exist; give a model directory, a .gguf or .m file, or a name from `windlass models`")
     return None
 
@@ -166,6 +183,15 @@ def _local(name: str) -> Path | None:
 
     converted = models_directory() / name
     return converted if converted.is_dir() else find_bundled(name)
+
+
+def _own_names() -> list[str]:
+    """Names that `_local` finds."""
+    from windlass.bundled.models import bundled_names
+    from windlass.formats.hub.local import models_directory
+
+    folder = models_directory()
+    return [*bundled_names(), *(sorted(one.name for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else ())]
 
 
 def _label(path: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from windlass.core.ggml.forms import FORMS, held_bits
+from windlass.core.ggml.forms import held_bits, is_held
 from windlass.core.model import Frozen
 from windlass.core.scheme import GROUPS, SCHEME_NAMES, Scheme, mixed_file, scheme
 from windlass.errors import BadInput
@@ -29,6 +29,8 @@ GGML_SCHEMES: dict[str, tuple[str, bool]] = {
 """Block type -> the scheme nearest to how the CPU engine holds it, and whether groups have a minimum. Others are held in bf16.
 The same table as weights.tensors.storage_format, without torch."""
 PLAIN = ("F16", "BF16", "F32")
+MEAN_GROUPS = (256, 128, 64, 32)
+"""Weights over which the bits of a file that mixes types are a mean."""
 DLLAMA_TYPES = {"Q40": "Q4_0", "Q80": "Q8_0", "F16": "F16", "F32": "F32"}
 
 
@@ -148,14 +150,14 @@ def main_type(tensors: Iterable[GgufTensor]) -> str:
 
 
 def _file_scheme(kind: str, tensors: Iterable[GgufTensor]) -> Scheme | None:
-    """By the bits that its matrices really have; None: plain 16-bit numbers."""
-    matrices = [(tensor.type.name, tensor.num_rows * tensor.shape[-1]) for tensor in tensors if len(tensor.shape) > 1]
-    if kind.lower() not in FORMS or not all(
-        name.lower() in FORMS or name in GGML_SCHEMES or name in PLAIN for name, _ in matrices
-    ):
+    """By the bits that its matrices really have, embedding and head included; None: plain 16-bit numbers."""
+    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
+    if kind in PLAIN or not all(is_held(tensor.type.name) for tensor in matrices):
         return ggml_scheme(kind)
-    bits = sum(held_bits(name) * size for name, size in matrices) / sum(size for _, size in matrices)
-    return mixed_file(kind.lower(), bits)
+    sizes = [tensor.num_rows * tensor.shape[-1] for tensor in matrices]
+    bits = sum(held_bits(tensor.type.name) * size for tensor, size in zip(matrices, sizes, strict=True)) / sum(sizes)
+    divides = (group for group in MEAN_GROUPS if all(tensor.shape[-1] % group == 0 for tensor in matrices))
+    return mixed_file(kind.lower(), bits, next(divides, MEAN_GROUPS[0]))
 
 
 def ggml_scheme(kind: str) -> Scheme | None:

@@ -156,10 +156,10 @@ class ModelShards:
 
     def cache_bytes(self, layers: Interval, tokens: int, scheme: Scheme, windowed: bool) -> float:
         """KV cache of one sequence over some layers, before tp."""
-        key = (layers, tokens, scheme.kv_element_bytes, windowed)
+        key = (layers, tokens, scheme.kv, windowed)
         if key not in self._caches:
             self._caches[key] = sum(
-                layer_cache_bytes(layer.mixer, tokens, scheme.kv_element_bytes, windowed)
+                layer_cache_bytes(layer.mixer, tokens, scheme.kv_element_bytes, windowed, scheme.kv_vector_bytes)
                 for layer in self.spec.layers[layers[0] : layers[1]]
             )
         return self._caches[key]

@@ -12,10 +12,6 @@ from pathlib import Path
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
@@ -23,14 +19,13 @@ from windlass.core.client import Client
 from windlass.core.model import Frozen
 from windlass.core.plan import Plan
 from windlass.core.request import Sampling
-from windlass.serve.api.middleware import AccessMiddleware, error_writer
+from windlass.serve.api.middleware import AccessMiddleware
 from windlass.serve.api.model_switch import ModelSwitch
 from windlass.serve.api.route import ApiRoute
 from windlass.serve.backend.models import Models
 from windlass.serve.backend.residency import MemoryRoom
 from windlass.serve.batch.endpoints import Batching
 from windlass.serve.batch.files import FileStore, WriteFile
-from windlass.serve.http import errors
 from windlass.serve.lora.runtime import AdapterHost, RuntimeAdapters
 from windlass.serve.monitor.log import Log
 from windlass.serve.routing.routes import ROUTES
@@ -114,14 +109,16 @@ def _app(service: Service, page: bool, write_file: WriteFile | None) -> Starlett
 
         routes += page_routes()
         service.has_page = True
-    app = Starlette(
-        routes=routes,
-        middleware=[Middleware(AccessMiddleware, service=service, routes=ROUTES)],
-        exception_handlers={HTTPException: _http_error_response},
-        lifespan=_lifespan,
-    )
+    app = _ServerApp(routes=routes, lifespan=_lifespan)
     app.state.service = service
     return app
+
+
+class _ServerApp(Starlette):
+    """AccessMiddleware does what Starlette's own two middlewares would do, and they would each add a coroutine to every token."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return AccessMiddleware(self.router, service_of(self), ROUTES)
 
 
 def _endpoint(service: Service, route: ApiRoute) -> ASGIApp:
@@ -173,10 +170,3 @@ def _close_watch(service: Service) -> None:
         service.watch.close()
     if service.traces is not None:
         service.traces.close()
-
-
-async def _http_error_response(request: Request, error: Exception) -> Response:
-    """The router's 404 and 405 in the API's error format."""
-    assert isinstance(error, HTTPException)
-    refusal = errors.method_not_allowed() if error.status_code == 405 else errors.not_found()
-    return Response(error_writer(request.url.path)(refusal), refusal.status, error.headers, "application/json")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import resource
 import signal
@@ -120,9 +121,15 @@ def bind(settings: ServerSettings) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"cannot listen on {settings.host}:{settings.port}: {reason}; see --host and --port") from None
+        raise BadInput(f"cannot listen on {settings.host}:{settings.port}: {reason}; {_other_place(error)}") from None
     listener.setblocking(False)
     return listener
+
+
+def _other_place(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return "`windlass ps` shows servers of yours; stop that one, or choose another --port"
+    return "see --host and --port"
 
 
 def address(bound: socket.socket, settings: ServerSettings | None = None) -> str:

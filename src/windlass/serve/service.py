@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from windlass import __version__
@@ -50,6 +50,11 @@ def cancelled_error(reason: CancelReason) -> ApiError:
     return errors.deadline_exceeded() if reason == "deadline" else errors.shutting_down().with_retry_after(1)
 
 
+@lru_cache(maxsize=64)
+def _fingerprint(text: str) -> str:
+    return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
 class Service:
     def __init__(
         self,
@@ -71,7 +76,8 @@ class Service:
         """Files and batches (serve/batch), if the server has a folder for them."""
         self.log = beside.log if beside else log or Log()
         self.supervisor = Supervisor(client, settings.stuck_seconds, self._log_without_paths)
-        self.in_flight, self.metrics = InFlightRequests(), beside.metrics if beside else Metrics()
+        self.in_flight = InFlightRequests(beside.in_flight if beside else None)
+        self.metrics = beside.metrics if beside else Metrics()
         self.slot = ModelSlot(settings.model, self.supervisor, num_bytes, settings.max_waiting)
         self.group: tuple[Service, ...] = (self,)
         """All models of this server, this one included."""
@@ -97,7 +103,7 @@ class Service:
                 settings.max_body_bytes, max(settings.max_bodies_bytes, settings.max_body_bytes), settings.head_seconds
             )
         )
-        self.energy = beside.energy if beside else RequestEnergy(self.resources.joules, self._is_loading, self._num_in_flight)
+        self.energy = beside.energy if beside else RequestEnergy(self.resources.joules, self._is_loading, self.all_in_flight)
         self.traces: TraceExporter | None = beside.traces if beside else None
         self.watch: Watching | None = None
         """Keeps a day of numbers and evaluates alert rules."""
@@ -111,6 +117,10 @@ class Service:
 
     def _num_in_flight(self) -> int:
         return sum(len(one.in_flight) for one in self.group)
+
+    def all_in_flight(self) -> list[InFlightRequest]:
+        """Of all models of this server."""
+        return [flight for one in self.group for flight in one.in_flight.requests]
 
     def _add_metrics(self) -> None:
         """Of all models of this server."""
@@ -153,7 +163,7 @@ class Service:
         """Changes with the software and with how the model is run."""
         info = self.info
         text = "|".join((__version__, self.model, info.scheme, info.kv, info.device, str(info.context_tokens)))
-        return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return _fingerprint(text)
 
     @property
     def info(self) -> Info:
@@ -267,7 +277,7 @@ class Service:
         return Load(
             in_flight=self.in_flight.num_sequences,
             own=self.in_flight.by_share[share],
-            num_shares=len(self.in_flight.by_share | {share: 1}),
+            num_shares=len(self.in_flight.by_share) + (share not in self.in_flight.by_share),
             max_running=self.info.max_sequences,
             max_waiting=self.settings.max_waiting,
             mean_seconds=self.in_flight.mean_seconds,
@@ -275,7 +285,7 @@ class Service:
 
     def request_ended(self, flight: InFlightRequest, path: str, usages: Sequence[Usage], ends: Sequence[Delta]) -> None:
         """Its energy, and its span if there is somebody to send it to."""
-        joules = self.energy.end(flight.number, self.model)
+        joules = self.energy.end(flight, self.model)
         if self.traces is None:
             return
         timings = [end.timings for end in ends if end.timings is not None]

@@ -121,10 +121,11 @@ def test_the_sampling_is_shown_as_numbers_and_is_the_servers(model: Path, capsys
     assert client.requests[1].sampling == sampling_of(model) == Sampling(**DEFAULTS)
 
 
-def test_the_prompt_may_be_piped(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prompt", [None, "-"])
+def test_the_prompt_may_be_piped(model: Path, monkeypatch: pytest.MonkeyPatch, prompt: str | None) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("two\nlines\n"))
     client = FakeClient()
-    assert ask(model, client, prompt=None) == 0
+    assert ask(model, client, prompt=prompt) == 0
     assert client.requests[0].messages[0]["content"] == "two\nlines"
 
 

@@ -65,7 +65,7 @@ def test_a_port_that_is_taken_is_known_before_anything_is_loaded(capsys: pytest.
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         code, line = told(capsys, "./nothing.gguf", "--port", str(taken.getsockname()[1]))
-    assert code == 2 and "cannot listen" in line and "--port" in line
+    assert code == 2 and "cannot listen" in line and "windlass ps" in line and "--port" in line
 
 
 @pytest.mark.pure

@@ -375,3 +375,24 @@ def test_moving_is_not_being_gone_and_who_leaves_meanwhile_is_forgotten() -> Non
         await calls.close()
 
     finished(run())
+
+
+def test_outputs_are_taken_together_and_an_error_ends_them() -> None:
+    async def run() -> None:
+        pending = replay.PendingRequest(1, Submit(id=0, token_ids=[1]))
+        for token in (5, 6):
+            pending.take(SequenceOutput(id=1, token_ids=[token]))
+        assert [output.token_ids for output in await pending.outputs()] == [[5], [6]]
+        waiting = asyncio.create_task(pending.outputs())
+        await asyncio.sleep(0)
+        waiting.cancel()  # whoever waited has gone; what comes after it is kept
+        pending.take(SequenceOutput(id=1, token_ids=[7]))
+        assert [output.token_ids for output in await pending.outputs()] == [[7]]
+        waiting = asyncio.create_task(pending.outputs())
+        await asyncio.sleep(0)
+        pending.fail(Unavailable("first"))
+        pending.fail(Unavailable("second"))
+        with pytest.raises(Unavailable, match="first"):
+            await waiting
+
+    asyncio.run(run())

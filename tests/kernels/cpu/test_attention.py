@@ -110,7 +110,7 @@ def cases(draw: st.DrawFn) -> Case:
         kv_heads=kv_heads,
         dim=dim,
         sequences=tuple(sequences),
-        dtype=draw(st.sampled_from((torch.float32, torch.bfloat16))),
+        dtype=draw(st.sampled_from((torch.float32, torch.bfloat16, torch.float8_e4m3fn))),
         window=draw(st.sampled_from((None, 1, 5, 16, 100, 400))),
         sinks=draw(st.booleans()),
         slopes=draw(st.booleans()),
@@ -121,6 +121,7 @@ def cases(draw: st.DrawFn) -> Case:
 @SETTINGS
 @given(case=cases())
 @example(case=Case(heads=9, kv_heads=3, dim=64, sequences=((1000, 1),), dtype=torch.bfloat16))
+@example(case=Case(heads=9, kv_heads=3, dim=64, sequences=((300, 1), (70, 40)), dtype=torch.float8_e4m3fn))
 @example(case=Case(heads=71, kv_heads=1, dim=64, sequences=((40, 5), (300, 1))))
 @example(case=Case(heads=2, kv_heads=2, dim=16, sequences=((1, 1), (16, 16), (17, 1), (33, 33))))
 @example(case=Case(heads=4, kv_heads=2, dim=64, sequences=((600, 600),), window=7, sinks=True))

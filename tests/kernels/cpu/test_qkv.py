@@ -52,6 +52,10 @@ def assert_same_cache(mine: KvCache | None, wanted: KvCache | None) -> None:
     if mine is None or wanted is None:
         assert mine is wanted
         return
+    if mine.scales is not None and wanted.scales is not None:
+        for one, other in zip(mine.parts, wanted.parts, strict=True):
+            assert (one.view(torch.uint8) != other.view(torch.uint8)).float().mean() < 0.01
+        return
     for one, other in ((mine.keys, wanted.keys), (mine.values, wanted.values)):
         if one is None or other is None:
             assert one is other
@@ -70,9 +74,10 @@ def assert_same_cache(mine: KvCache | None, wanted: KvCache | None) -> None:
     rest=st.sampled_from((0, 8, 33)),
     interleaved=st.booleans(),
     normed=st.booleans(),
-    dtype=st.sampled_from((None, torch.float32, torch.bfloat16)),
+    dtype=st.sampled_from((None, torch.float32, torch.bfloat16, torch.float8_e4m3fn)),
     seed=st.integers(0, 99),
 )
+@example(rows=33, heads=4, kv_heads=4, half=16, rest=64, interleaved=True, normed=True, dtype=torch.float8_e4m3fn, seed=0)
 @example(rows=1, heads=9, kv_heads=3, half=32, rest=0, interleaved=False, normed=False, dtype=torch.bfloat16, seed=0)
 @example(rows=33, heads=4, kv_heads=4, half=16, rest=64, interleaved=True, normed=True, dtype=torch.bfloat16, seed=0)
 @pytest.mark.usefixtures("kernel_mode")
@@ -120,6 +125,24 @@ def test_a_bf16_cache_holds_the_nearest_even_number() -> None:
     assert mine.values is not None and wanted.values is not None
     assert torch.equal(mine.keys.view(torch.int16), wanted.keys.view(torch.int16))
     assert torch.equal(mine.values.view(torch.int16), wanted.values.view(torch.int16))
+
+
+@pytest.mark.usefixtures("kernel_mode")
+def test_an_fp8_cache_holds_what_the_reference_codes() -> None:
+    """Bit for bit: magnitudes of all sizes, ties, subnormals, nothing at all, infinities and what is not a number."""
+    numbers = draw(0)(40, 3 * 64) * torch.exp2(
+        torch.randint(-60, 60, (40, 1), generator=torch.Generator().manual_seed(0)).float()
+    )
+    ties = torch.arange(0, 448, 7) / 16
+    numbers[0, 64:], numbers[1, 64:] = torch.cat((ties, -ties)), 0.0
+    numbers[2, 64:72] = torch.tensor([float("inf"), float("-inf"), 0.0, -0.0, 3.4e38, 1.5, 1e-39, 1.0])
+    numbers[3, 130], numbers[4, 70], numbers[5, 64:] = float("nan"), 448.0, 2.0**-9
+    how = {"norms": None, "eps": 1e-5, "table": None, "interleaved": False, **places(40, 0)}
+    mine, wanted = (attention_cache(NUM_BLOCKS, 1, 64, torch.float8_e4m3fn) for _ in range(2))
+    assert native_qkv.split_qkv(QkvArgs(numbers.clone(), 1, 1, 64, cache=mine, **how)) is not None
+    qkv.reference(QkvArgs(numbers, 1, 1, 64, cache=wanted, **how))
+    for one, other in zip(mine.parts, wanted.parts, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 @pytest.mark.usefixtures("instruction_set")

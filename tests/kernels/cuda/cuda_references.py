@@ -8,7 +8,7 @@ from torch import Tensor
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.fused import HEAD_DIM
 from windlass.kernels.cuda.layout import Tiles, dequantize
-from windlass.kernels.step import Step
+from windlass.kernels.step import KvCache, Step
 
 
 def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -24,21 +24,18 @@ def linear_reference(x: Tensor, weight: Tiles, *, bias: Tensor | None = None, re
 
 def decode_attention_reference(
     qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor, values: Tensor,
-    *, scale: float, interleaved: bool = False,
+    *, scale: float, interleaved: bool = False, scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Stores the new token's key and value in the cache, as the kernel does."""
     num_kv_heads, rows = keys.shape[1], qkv.shape[0]
     heads = qkv.shape[1] // HEAD_DIM - 2 * num_kv_heads
     q, k, v = qkv.view(rows, -1, HEAD_DIM).split((heads, num_kv_heads, num_kv_heads), dim=1)
     q = rotate_reference(q, table, positions, interleaved).to(qkv.dtype)
-    page, offset = slots.long() // BLOCK_TOKENS, slots.long() % BLOCK_TOKENS
-    keys[page, :, :, offset] = rotate_reference(k, table, positions, interleaved).to(keys.dtype)
-    values[page, :, offset] = v.to(values.dtype)
+    cache = KvCache(keys, values, scales=scales)
+    cache.store(rotate_reference(k, table, positions, interleaved).to(qkv.dtype), v, slots)
     results = []
     for row, length in enumerate(lengths.tolist()):
-        used = blocks[row, : -(-length // BLOCK_TOKENS)].long()
-        k = keys[used].permute(1, 0, 3, 2).flatten(1, 2)[:, :length].float()
-        v = values[used].transpose(0, 1).flatten(1, 2)[:, :length].float()
+        k, v = (part.transpose(0, 1).float() for part in cache.gather(blocks[row], length))
         scores = torch.einsum("khd,ktd->kht", q[row].view(num_kv_heads, -1, HEAD_DIM).float(), k) * scale
         results.append(torch.einsum("kht,ktd->khd", scores.softmax(-1), v).flatten())
     return torch.stack(results)

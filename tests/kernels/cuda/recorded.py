@@ -160,11 +160,11 @@ STEPS = [
 """Sequences, new tokens, and those before them: every way that a step can take."""
 
 
-def record(decoder: Decoder, patch: pytest.MonkeyPatch) -> Recorder:
+def record(decoder: Decoder, patch: pytest.MonkeyPatch, kv: torch.dtype = torch.bfloat16) -> Recorder:
     recorder = Recorder(patch)
     for sequences, tokens, before in STEPS:
         step = step_of(sequences, tokens, before)
         with torch.inference_mode():
-            logits = decoder(step, decoder.make_caches(4096, device="meta"))
+            logits = decoder(step, decoder.make_caches(4096, kv, "meta"))
         assert logits.shape == (sequences, decoder.spec.vocab_size)
     return recorder

@@ -36,6 +36,12 @@ def recorded(name: str, group: int = 128) -> Recorder:
 
 
 @cache
+def recorded_fp8(name: str) -> Recorder:
+    with pytest.MonkeyPatch.context() as patch:
+        return record(full_size(name), patch, torch.float8_e4m3fn)
+
+
+@cache
 def recorded_offloaded() -> Recorder:
     with pytest.MonkeyPatch.context() as patch:
         return record(offloaded("GLM-4.6"), patch)
@@ -49,7 +55,7 @@ def recorded_sliced() -> Recorder:
 
 def units() -> dict[Unit, set[str]]:
     found: dict[Unit, set[str]] = {}
-    for one in (*map(recorded, COMPILED), recorded_offloaded(), recorded_sliced()):
+    for one in (*map(recorded, COMPILED), recorded_fp8("GLM-4.5-Air"), recorded_offloaded(), recorded_sliced()):
         for (file, defines), functions in one.units.items():
             found.setdefault((file, defines), set()).update(functions)
     return found
@@ -136,3 +142,10 @@ def test_other_groups_can_be_launched(group: int) -> None:
 def test_what_every_generation_needs_compiles_for_others(nvrtc: None, target: str) -> None:
     """Greedy tokens are found by small.cu wherever steps are graphs."""
     assert "greedy" in functions_of("small.cu", {}, target)
+
+
+def test_a_cache_in_fp8_has_kernels_of_its_own() -> None:
+    """Those that store and those that decode; all else is the same."""
+    own = set(recorded_fp8("GLM-4.5-Air").units) - set(recorded("GLM-4.5-Air").units)
+    assert {file for file, _ in own} == {"attention.cu", "rotary.cu"}
+    assert all(dict(defines)["FP8"] == 1 for _, defines in own)

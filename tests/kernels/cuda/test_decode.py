@@ -25,6 +25,7 @@ from cuda_references import (
     route_reference,
 )
 
+from windlass.core import integer_units
 from windlass.kernels.cuda import attention, experts, int8, layout, linear, norm, route
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -235,9 +236,9 @@ def test_integer_products_are_those_of_the_rounded_rows() -> None:
             x[0] = 0
             plain = rounded_reference(x) @ layout.dequantize(weight)[0].T
             rounded = int8.quantize_rows(x)
-            for size in int8.SHAPES:
+            for size, shape in {*integer_units.SHAPES.items(), *((kind.rows, kind.shape) for kind in integer_units.UNIT_KINDS)}:
                 out = poisoned(count, rows, dtype=torch.bfloat16)
-                close(int8.linear(rounded, weight, out, bias=bias, rows=size), plain + bias, 4e-3)
+                close(int8.linear(rounded, weight, out, bias=bias, rows=size, shape=shape), plain + bias, 4e-3)
             if weight.tile_blocks % 4 == 0:
                 close(
                     int8.linear(rounded, weight, poisoned(4, count, rows), slices=4, rows=64).sum(0), plain, 2e-3
@@ -253,7 +254,7 @@ def test_experts_in_integers() -> None:
     x = torch.randn(rows, 1024, device="cuda").to(torch.bfloat16)
     ids, weights = route.choose_many(logits, None, 8)
     plain = experts_reference(x, ids, weights, gate_up, down, num_shared=1)
-    for size in (*int8.ITEM_ROWS, 128):  # 128: dense layers
+    for size in integer_units.SHAPES:
         chosen = route.dispatch(ids, weights, 32, 1, size)
         hidden = int8.gate_up(int8.quantize_rows(x), gate_up, poisoned(rows * 9, 1408, dtype=torch.bfloat16), chosen)
         parts = int8.down(int8.quantize_rows(hidden), down, poisoned(rows * 9, 1024, dtype=torch.bfloat16), chosen)

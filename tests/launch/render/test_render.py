@@ -77,7 +77,10 @@ CASES: dict[str, tuple[Job, Settings]] = {
         TRAIN,
         Settings(scheduler="pbs", dialect="torque", time_seconds=43200, cpus_per_node=16, memory="64gb", **PLAIN),
     ),
-    "pbs-array": (ARRAY, Settings(scheduler="pbs", time_seconds=7200, **PLAIN)),
+    "pbs-array": (ARRAY, Settings(scheduler="pbs", time_seconds=7200, array_limit=2, **PLAIN)),
+    "pbs-array-of-one": (msgspec.structs.replace(ARRAY, values=("gsm8k",)), Settings(scheduler="pbs", **PLAIN)),
+    "pbs-torque-array": (ARRAY, Settings(scheduler="pbs", dialect="torque", array_limit=2, **PLAIN)),
+    "pbs-apptainer": (TRAIN, Settings(scheduler="pbs", container="/images/wind lass.sif", mounts=("/data:/mnt",), **PLAIN)),
     "ssh-train": (
         msgspec.structs.replace(TRAIN, num_nodes=2, min_nodes=2),
         Settings(scheduler="ssh", hosts=("node001 slots=8", "ada@node002 slots=8 ssh_port=2222"), **PLAIN),

@@ -96,7 +96,7 @@ def test_items(rows: int, chance: float, item_rows: int) -> None:
         ("GLM-4.5-Air", scheme("int4"), "A100-80GB", False),
         ("GLM-4.5-Air", scheme("int4"), "B200", False),
         ("GLM-4.5-Air", scheme("int8"), "H200", False),
-        ("GLM-4.5-Air", scheme("int4", kv="fp8"), "H200", False),
+        ("GLM-4.5-Air", scheme("int4", kv="fp8"), "H200", True),
         ("GLM-4.5-Air", scheme("int4", zero_points=True), "H200", False),
         ("GPT-OSS-120B", scheme("int4"), "H200", False),
         ("DeepSeek-V3", scheme("int4"), "H200", False),

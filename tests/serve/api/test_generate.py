@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import httpx
 import pytest
 from fake import FakeClient
 from serving import HELLO, in_process
@@ -21,6 +23,8 @@ from windlass.serve.http.asgi import ClientDisconnected
 
 pytestmark = pytest.mark.pure
 PROMPT_TOKENS = 11
+MAX_CALLS_PER_TOKEN = 12
+"""Of Python functions, from a client's delta to the server's socket; there are 11."""
 
 
 class SayingClient(FakeClient):
@@ -66,3 +70,39 @@ def test_a_client_that_leaves_early_pays_for_what_was_made(n: int) -> None:
             assert all(one.completion_tokens >= 5 for one in charged)
 
     asyncio.run(run())
+
+
+class ScriptedClient(FakeClient):
+    """Does nothing but give deltas that were made before."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        usage = Usage(prompt_tokens=1, completion_tokens=request.max_tokens or 0)
+        last = Delta(content="x", token_ids=(1,), finish_reason="length", usage=usage)
+        for delta in [Delta(content="x", token_ids=(1,))] * ((request.max_tokens or 1) - 1) + [last]:
+            yield delta
+
+
+def test_a_token_takes_few_calls() -> None:
+    """What is done for every token is most of what a server does; what can be done once a request does not belong there."""
+
+    async def calls(http: httpx.AsyncClient, num_tokens: int) -> int:
+        count = 0
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event == "call" and str(frame.f_globals.get("__name__")).startswith("windlass.")
+
+        sys.setprofile(note)
+        try:
+            answer = await http.post("/v1/chat/completions", json={**HELLO, "stream": True, "max_tokens": num_tokens})
+        finally:
+            sys.setprofile(None)
+        assert answer.status_code == 200 and answer.text.count('"content":"x"') == num_tokens
+        return count
+
+    async def run() -> float:
+        async with in_process(ScriptedClient()) as (http, _):
+            await calls(http, 2)
+            return (await calls(http, 400) - await calls(http, 200)) / 200
+
+    assert asyncio.run(run()) <= MAX_CALLS_PER_TOKEN

@@ -107,6 +107,24 @@ def test_both_stay_loaded_where_both_fit() -> None:
     asyncio.run(run())
 
 
+def test_requests_of_all_models_are_listed_by_numbers_of_their_own() -> None:
+    async def run() -> None:
+        held = {"hold_after": 2}
+        async with several("a", "b", room=MemoryRoom(max_models=2), engine=held) as (http, service, engines):
+            asking = [asyncio.create_task(ask(http, name)) for name in "ab"]
+            async with asyncio.timeout(HUNG_SECONDS):
+                while [one.num_tokens for one in service.all_in_flight()] != [2, 2]:
+                    await asyncio.sleep(0.005)
+            rows = (await http.get("/windlass/requests")).json()["requests"]
+            assert len({row["number"] for row in rows}) == 2
+            of_b = service.group[1].in_flight.requests[0].number
+            assert (await http.delete(f"/windlass/requests/{of_b}")).json() == {"number": of_b}
+            engines["a"].release()
+            assert [(await answer).status_code for answer in asking] == [200, 409]
+
+    asyncio.run(run())
+
+
 def test_states_are_told_and_the_first_one_answers_who_names_none() -> None:
     async def run() -> None:
         async with several("a", "b", room=MemoryRoom(max_models=1)) as (http, _, engines):

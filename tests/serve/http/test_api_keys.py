@@ -17,6 +17,7 @@ from windlass.serve.settings import ServerSettings
 
 pytestmark = pytest.mark.pure
 KEYS = ("alpha", "beta")
+NAMED_KEYS = named_keys(KEYS)
 
 
 @pytest.mark.parametrize(
@@ -36,18 +37,18 @@ KEYS = ("alpha", "beta")
     ],
 )
 def test_which_key_was_sent(header: bytes, number: int | None) -> None:
-    assert key_number([(b"host", b"x"), (b"authorization", header)], KEYS) == number
+    assert key_number([(b"host", b"x"), (b"authorization", header)], NAMED_KEYS) == number
 
 
 def test_without_keys_nothing_is_asked_for() -> None:
     assert key_number([], ()) == 0
-    assert key_number([], KEYS) is None
+    assert key_number([], NAMED_KEYS) is None
 
 
 @given(st.binary(max_size=20))
 def test_nothing_but_a_key_opens(sent: bytes) -> None:
     expected = {b"alpha": 1, b"beta": 2}.get(sent.strip())
-    assert key_number([(b"authorization", b"Bearer " + sent)], KEYS) == expected
+    assert key_number([(b"authorization", b"Bearer " + sent)], NAMED_KEYS) == expected
 
 
 def test_a_word_is_a_key_and_a_file_is_many(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ class Counter:
 
 
 def _counted(service: Service) -> None:
-    service.energy = RequestEnergy(Counter(), lambda: False, lambda: len(service.in_flight))
+    service.energy = RequestEnergy(Counter(), lambda: False, service.all_in_flight)
 
 
 @pytest.mark.parametrize("stream", [False, True])

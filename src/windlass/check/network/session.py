@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import permutations
@@ -15,6 +15,7 @@ from windlass.check.machine.disk import SharedFacts
 from windlass.check.machine.facts import MachineFacts
 from windlass.check.network.judge import Measured, Reached
 from windlass.core.model import Frozen
+from windlass.errors import BadInput
 from windlass.machine.health.disk_check import DiskFacts
 
 PAIRS = 512
@@ -40,21 +41,23 @@ class AgentLost(Exception):
 class _Link:
     def __init__(self, host: HostAgent) -> None:
         self.host = host
-        self._process = subprocess.Popen(
-            host.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
-        )
+        try:
+            self._process = subprocess.Popen(
+                host.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+            )
+        except FileNotFoundError:
+            raise BadInput(f"{host.argv[0]} is not installed here; it is needed to reach {host.name}") from None
 
     def ask(self, what: str, **arguments: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(msgspec.json.encode({"do": what, **arguments}).decode() + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            answer = _answer(self._process.stdout)
         except OSError:
-            line = ""
-        if not line:
+            answer = None
+        if answer is None:
             raise AgentLost(self._why())
-        answer = msgspec.json.decode(line.encode(), type=Answer)
         if answer.error:
             raise AgentLost(answer.error)
         return answer.ok
@@ -77,6 +80,15 @@ class _Link:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _answer(stream: Iterable[str]) -> Answer | None:
+    """The next line that is one: a shell may print a greeting first, even if nobody is there to read it."""
+    for line in stream:
+        with suppress(msgspec.DecodeError, msgspec.ValidationError):
+            if line.startswith("{"):
+                return msgspec.json.decode(line.encode(), type=Answer)
+    return None
 
 
 class Session:

@@ -20,6 +20,7 @@ windlass check GLM-4.5-Air --random-weights --quant int4 --full"""
 
 
 def check(
+    ctx: typer.Context,
     target: str = typer.Argument(
         "", metavar="[MODEL|RECIPE.toml|PLAN.json]", help="What will run. Default: only the machine is checked."
     ),
@@ -59,6 +60,7 @@ def check(
 
     if quick and full:
         raise BadInput("--quick and --full contradict each other")
+    _refuse_unused(ctx, target)
     options = CheckOptions(
         target=target,
         hosts=hosts,
@@ -81,6 +83,30 @@ def check(
 
 
 check.__doc__ = f"{check.__doc__}\n\n{EXAMPLES}"
+
+
+NEEDS = {
+    "shared": "hosts", "ports": "hosts", "python": "hosts", "tasks": "full", "examples": "full", "price": "full",
+}  # fmt: skip
+OF_A_MODEL = ("tasks", "examples", "quant", "random_weights", "context", "device")
+
+
+def _refuse_unused(ctx: typer.Context, target: str) -> None:
+    """What would be accepted and do nothing."""
+    from windlass.errors import BadInput
+
+    def is_given(name: str) -> bool:
+        source = ctx.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    for name, needed in NEEDS.items():
+        if is_given(name) and not is_given(needed):
+            raise BadInput(f"--{name.replace('_', '-')} does nothing without --{needed}")
+    for name in OF_A_MODEL:
+        if is_given(name) and (not target or target.endswith(".toml")):
+            raise BadInput(f"--{name.replace('_', '-')} is for a model: `windlass check MODEL --{name.replace('_', '-')} ...`")
+    if is_given("tasks") and is_given("random_weights"):
+        raise BadInput("--tasks evaluates the model itself, and --random-weights leaves its weights out; use one of them")
 
 
 def _ports(text: str) -> tuple[int, ...]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.check.model.estimate import Line, ShortRun, evaluation_times, example_seconds, line_of_runs
+from windlass.check.model.estimate import ANSWER_TOKENS, EXAMPLES, PROMPT_TOKENS, evaluation_seconds, of_others, one_after_another
 from windlass.check.model.files import FileFacts, judge_files
 from windlass.check.model.generation import GenerationFacts, judge_generation
 from windlass.check.needs import needs_of_plan
 from windlass.check.report import Check, failed
 from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of, say
+from windlass.cli.check.rehearsal import basis_of, rehearse, require_tasks
 from windlass.core.launch import Launch, RandomInit
-from windlass.errors import BadInput, Error
+from windlass.errors import Error
+from windlass.machine.health.other_programs import OtherPrograms
 
 if TYPE_CHECKING:
     from windlass.core.client import SyncClient
@@ -26,18 +25,18 @@ if TYPE_CHECKING:
     from windlass.open.resolve import ModelDescription
 
 CONTEXT, PROMPT, NEW_TOKENS = 8192, "The quick brown fox jumps over the lazy dog, and then it", 64
-PROMPT_TOKENS = 128
-"""Repeated to this length, so that prefill can be timed."""
-SAMPLE = (4, 16)
-"""Examples of the two short evaluations that an estimate is made from."""
+TIMED_TOKENS = 128
+"""Of the prompt: repeated to this length, so that prefill can be timed."""
 
 
 def check_model(options: CheckOptions) -> Found:
     from windlass.open.resolve import find_model
 
+    if options.tasks:
+        require_tasks(options.tasks)
     location = find_model(options.target)
     path = location.path
-    rows = [] if options.random_weights else _file_rows(path, options)
+    rows = [] if options.random_weights else file_rows(path, options)
     if path is None and not options.random_weights:
         rows = [
             failed(
@@ -57,7 +56,7 @@ def check_model(options: CheckOptions) -> Found:
     return _measured(found, plan, path, options) if options.full and runnable else found
 
 
-def _file_rows(path: Path | None, options: CheckOptions) -> list[Check]:
+def file_rows(path: Path | None, options: CheckOptions) -> list[Check]:
     if path is None:
         return []
     from windlass.open.checkpoint_files import read_files
@@ -139,8 +138,13 @@ def _measured(found: Found, plan: Plan, path: Path | None, options: CheckOptions
     speed = plan.speed.decode_tokens_per_second if plan.speed is not None else 0.0
     used = max(held.total_bytes for held in plan.memory.per_device)
     rows = judge_generation(facts, used, speed)
-    price = options.price or plan.cost.usd_per_hour
-    return Found(needs=found.needs, rows=(*found.rows, *rows), estimates=_estimates(facts, options, price))
+    try:
+        estimates = _estimates(facts, options, options.price or plan.cost.usd_per_hour)
+    except Error as error:  # what was measured before it is still worth reading
+        by_hand = f"run it by hand: windlass eval {options.target} --tasks {options.tasks} --num-examples 4"
+        rows.append(failed("evaluation", problem_of(error), "a short one that ends", by_hand))
+        estimates = {}
+    return Found(needs=found.needs, rows=(*found.rows, *rows), estimates=estimates)
 
 
 def _launch(path: Path | None, options: CheckOptions) -> Launch:
@@ -195,56 +199,34 @@ def _generate(client: SyncClient, load_seconds: float, path: Path | None, option
 def _prompt(path: Path | None, vocab_size: int) -> tuple[list[int], bool | None]:
     """Tokens of a sentence, repeated; and whether the sentence comes back from them."""
     if path is None:
-        return [(7 * place) % max(vocab_size - 1, 1) for place in range(PROMPT_TOKENS)], None
+        return [(7 * place) % max(vocab_size - 1, 1) for place in range(TIMED_TOKENS)], None
     from windlass.weights.text.files import model_text
 
     tokenizer = model_text(path).tokenizer
     ids = tokenizer.encode(PROMPT)
     came_back = tokenizer.decode(ids).strip() == PROMPT
-    return (ids * (PROMPT_TOKENS // max(len(ids), 1)))[: PROMPT_TOKENS - len(ids)] + ids, came_back
+    return (ids * (TIMED_TOKENS // max(len(ids), 1)))[: TIMED_TOKENS - len(ids)] + ids, came_back
 
 
 def _estimates(facts: GenerationFacts, options: CheckOptions, price: float) -> dict[str, Any]:
-    numbers = [options.examples] if options.examples else []
+    numbers = sorted({*EXAMPLES, options.examples or EXAMPLES[0]})
+    prefill, decode = facts.prefill_tokens_per_second, facts.decode_tokens_per_second
     if options.tasks:
-        line = _line_of_tasks(options)
-        basis = f"from runs of {SAMPLE[0]} and {SAMPLE[1]} examples of {options.tasks}: {line.fixed:.1f} s to start, {line.each:.2f} s each"
+        others = OtherPrograms()
+        runs = rehearse(options, max(numbers), prefill, decode)
+        share = others.share()
+        times = {number: evaluation_seconds(runs, number, share) for number in numbers}
+        basis = basis_of(runs, options.tasks) + of_others(share)
     else:
-        each = example_seconds(facts.prefill_tokens_per_second, facts.decode_tokens_per_second)
-        line = Line(fixed=facts.load_seconds, each=each)
-        basis = "from the measured speed, one example after another, 512 prompt and 256 answer tokens each; --tasks measures real ones"
+        times = {number: one_after_another(facts.load_seconds, prefill, decode, number) for number in numbers}
+        basis = (
+            f"{PROMPT_TOKENS} prompt and {ANSWER_TOKENS} answer tokens each, one after another; "
+            "`eval` asks several at once, which --tasks NAME measures"
+        )
     return {
-        "examples": evaluation_times(line, numbers, price),
-        "decode_tokens_per_second": facts.decode_tokens_per_second,
-        "prefill_tokens_per_second": facts.prefill_tokens_per_second,
+        "examples": {str(number): time.as_json(price) for number, time in times.items()},
+        "decode_tokens_per_second": decode,
+        "prefill_tokens_per_second": prefill,
         "load_seconds": facts.load_seconds,
         "basis": basis,
     }
-
-
-def _line_of_tasks(options: CheckOptions) -> Line:
-    small, large = (_evaluate(options, number) for number in SAMPLE)
-    return line_of_runs(small, large)
-
-
-def _evaluate(options: CheckOptions, number: int) -> ShortRun:
-    """`windlass eval` with so many examples."""
-    say(options, f"evaluating {number} examples of {options.tasks}")
-    with tempfile.TemporaryDirectory(prefix="windlass-check-") as folder:
-        words = [
-            "eval",
-            options.target,
-            "--tasks",
-            str(options.tasks),
-            "--num-examples",
-            str(number),
-            "--results-dir",
-            f"{folder}/results",
-        ]
-        began = time.monotonic()
-        done = subprocess.run([sys.executable, "-P", "-m", "windlass", *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BadInput(f"the short evaluation failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-        took = time.monotonic() - began
-        measured = msgspec.json.decode((Path(folder) / "results" / "measured.json").read_bytes(), type=list[dict[str, Any]])
-        return ShortRun(examples=number, seconds=took, asking_seconds=sum(float(one["seconds"]) for one in measured))

@@ -15,20 +15,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.check.model.estimate import TrainingTimes, training_seconds
+from windlass.check.model.estimate import Schedule, TrainingTimes, of_others, training_seconds
 from windlass.check.model.recipe import DataFacts, DrillFacts, judge_data, judge_drill
 from windlass.check.needs import needs_of_plan
 from windlass.check.report import Check, failed, passed
 from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of, say
 from windlass.errors import Error
+from windlass.machine.health.other_programs import OtherPrograms
 
 if TYPE_CHECKING:
+    from windlass.core.plan import Plan
     from windlass.core.recipe.recipe import Recipe
 
 STEPS, KILL_AFTER = 12, 5
 VALIDATE, SAVE = 4, 6
 """In the tiny run: a validation after steps 4, 8 and 12, a checkpoint after 6 and 12; so each is timed apart."""
 SECONDS = 1800.0
+ENOUGH_SECONDS = 6.0
+"""Of steps that were timed. Faster ones are timed again in a longer run: a machine's speed changes from one second to the next."""
 
 
 def check_recipe(options: CheckOptions) -> Found:
@@ -45,7 +49,7 @@ def check_recipe(options: CheckOptions) -> Found:
     found = Found(needs=needs_of_plan(plan), rows=tuple(rows))
     if not options.full or any(row.state == "fail" for row in rows):
         return found
-    return _drill(found, recipe, options, options.price or plan.cost.usd_per_hour)
+    return _drill(found, recipe, plan, options)
 
 
 def _tokens(recipe: Recipe) -> int:
@@ -74,30 +78,67 @@ def _data(recipe: Recipe, options: CheckOptions) -> DataFacts:
 # --- the tiny run
 
 
-def _drill(found: Found, recipe: Recipe, options: CheckOptions, price: float) -> Found:
+def _drill(found: Found, recipe: Recipe, plan: Plan, options: CheckOptions) -> Found:
     say(options, f"training {STEPS} steps, then again with a kill")
-    with tempfile.TemporaryDirectory(prefix="windlass-check-", dir=options.folder) as folder:
-        began = time.monotonic()
-        problem = _train(options, Path(folder) / "whole", recipe, kill=False)
-        wall = time.monotonic() - began
-        problem = problem or _train(options, Path(folder) / "killed", recipe, kill=True)
-        whole, resumed = _lines(Path(folder) / "whole"), _lines(Path(folder) / "killed")
-    rows: list[Check] = judge_drill(DrillFacts(whole=_losses(whole), resumed=_losses(resumed), problem=problem))
-    if problem:
-        return msgspec.structs.replace(found, rows=(*found.rows, *rows))
-    steps = recipe.schedule.steps or 0
-    seconds = total_seconds(times_of(whole, wall), recipe, steps)
+    others = OtherPrograms()
+    with tempfile.TemporaryDirectory(prefix="windlass-check-", dir=options.folder) as place:
+        folder = Path(place)
+        problem, times = _timed(options, folder / "whole", drill_settings(recipe))
+        problem = problem or _train(options, folder / "killed", drill_settings(recipe), kill=True)
+        whole, resumed = _lines(folder / "whole"), _lines(folder / "killed")
+        rows: list[Check] = judge_drill(DrillFacts(whole=_losses(whole), resumed=_losses(resumed), problem=problem))
+        if problem:
+            return msgspec.structs.replace(found, rows=(*found.rows, *rows))
+        runs = [times, TrainingTimes(start_seconds=0.0, step_seconds=_step_seconds(resumed))]
+        schedule = schedule_of(recipe, plan, whole)
+        runs += _longer(options, folder / "longer", runs, recipe, schedule.steps)
+    share = others.share()
+    total = training_seconds(runs, schedule, share)
+    timed = sum(len(run.step_seconds) for run in runs)
     estimates = {
-        "training": {"steps": steps, "seconds": seconds, "usd": seconds / 3600 * price},
-        "basis": f"from {STEPS} steps of this recipe, measured",
+        "training": {"steps": schedule.steps, **total.as_json(options.price or plan.cost.usd_per_hour)},
+        "basis": f"from {timed} steps of this recipe, {runs[0].usual_step:.3g} s each{of_others(share)}",
     }
     return Found(needs=found.needs, rows=(*found.rows, *rows), estimates=estimates)
 
 
-def total_seconds(times: TrainingTimes, recipe: Recipe, steps: int) -> float:
-    saves = steps // recipe.checkpoint.interval_steps if recipe.checkpoint.interval_steps else 0
-    validations = steps // recipe.validation.interval_steps if recipe.validation.interval_steps else 0
-    return training_seconds(times, steps, saves, validations)
+def _timed(options: CheckOptions, out: Path, settings: dict[str, int]) -> tuple[str, TrainingTimes]:
+    """A run to its end: what went wrong, and its times."""
+    began = time.monotonic()
+    problem = _train(options, out, settings)
+    return problem, times_of(_lines(out), time.monotonic() - began)
+
+
+def _longer(options: CheckOptions, out: Path, runs: Sequence[TrainingTimes], recipe: Recipe, steps: int) -> list[TrainingTimes]:
+    """A run of as many steps as take ENOUGH_SECONDS, if those before took less."""
+    number = longer_steps(runs, steps)
+    if not number:
+        return []
+    say(options, f"timing {number} steps")
+    settings = _shortened(recipe, number) | {"checkpoint.interval_steps": number, "checkpoint.keep": 1}
+    problem, times = _timed(options, out, settings)
+    return [] if problem else [msgspec.structs.replace(times, checkpoint_seconds=(), validation_seconds=())]
+
+
+def longer_steps(runs: Sequence[TrainingTimes], steps: int) -> int:
+    """0: what there is is enough."""
+    seconds, each = sum(sum(run.step_seconds) for run in runs), runs[0].usual_step
+    return min(round(ENOUGH_SECONDS / each), steps) if each and seconds < ENOUGH_SECONDS else 0
+
+
+def schedule_of(recipe: Recipe, plan: Plan, lines: Sequence[dict[str, Any]]) -> Schedule:
+    """Steps: the recipe's, or as many as its tokens take; `lines`: of the tiny run, which say how many tokens a step has."""
+    each = next((int(line["tokens"]) for line in lines if line.get("step") == 1 and line.get("tokens")), 0)
+    counted = -(-(recipe.data.tokens or 0) // each) if each else 0
+    minutes = recipe.checkpoint.interval_minutes
+    planned = (plan.train or {}).get("checkpoint", {}).get("interval_seconds")
+    by_plan = planned if recipe.checkpoint.interval_steps is None else None
+    return Schedule(
+        steps=recipe.schedule.steps or counted,
+        save_steps=recipe.checkpoint.interval_steps,
+        save_seconds=by_plan if minutes is None else 60 * minutes,
+        validation_steps=recipe.validation.interval_steps,
+    )
 
 
 def times_of(lines: Sequence[dict[str, Any]], wall_seconds: float) -> TrainingTimes:
@@ -107,39 +148,36 @@ def times_of(lines: Sequence[dict[str, Any]], wall_seconds: float) -> TrainingTi
         int(one["step"]): max(float(other["time"]) - float(one["time"]) - float(other["seconds"]), 0.0)
         for one, other in pairwise(steps)
     }
-    seconds = tuple(float(line["seconds"]) for line in steps)
+    seconds = _step_seconds(lines)
     inside = sum(seconds) + sum(gaps.values())
     return TrainingTimes(
         start_seconds=max(wall_seconds - inside, 0.0),
         step_seconds=seconds,
-        checkpoint_seconds=gaps.get(SAVE, 0.0),
-        validation_seconds=gaps.get(VALIDATE, 0.0),
+        checkpoint_seconds=tuple(gap for step, gap in gaps.items() if step == SAVE),
+        validation_seconds=tuple(gap for step, gap in gaps.items() if step % VALIDATE == 0),
     )
 
 
-def _settings(recipe: Recipe) -> list[str]:
-    """Few steps of the same schedule."""
-    changes = {"schedule.steps": STEPS, "schedule.warmup_steps": 1, "checkpoint.interval_steps": SAVE, "checkpoint.keep": 2}
-    if recipe.validation.interval_steps:
-        changes["validation.interval_steps"] = VALIDATE
-    return [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+def _step_seconds(lines: Sequence[dict[str, Any]]) -> tuple[float, ...]:
+    return tuple(float(line["seconds"]) for line in lines if "loss" in line and "seconds" in line)
 
 
-def _train(options: CheckOptions, out: Path, recipe: Recipe, kill: bool) -> str:
+def drill_settings(recipe: Recipe) -> dict[str, int]:
+    """Few steps, with checkpoints and validations at steps of their own."""
+    changes = _shortened(recipe, STEPS) | {"checkpoint.interval_steps": SAVE, "checkpoint.keep": 2}
+    return changes | ({"validation.interval_steps": VALIDATE} if recipe.validation.interval_steps else {})
+
+
+def _shortened(recipe: Recipe, steps: int) -> dict[str, int]:
+    """The same schedule in fewer steps; warmup and decay must fit into them."""
+    decay = {} if recipe.schedule.decay_steps is None else {"schedule.decay_steps": 1}
+    return {"schedule.steps": steps, "schedule.warmup_steps": 1, **decay}
+
+
+def _train(options: CheckOptions, out: Path, settings: dict[str, int], kill: bool = False) -> str:
     """Why it did not end; empty if it did."""
-    words = [
-        sys.executable,
-        "-P",
-        "-m",
-        "windlass",
-        "train",
-        "run",
-        options.target,
-        "--out",
-        str(out),
-        "--continue",
-        *_settings(recipe),
-    ]
+    words = [sys.executable, "-P", "-m", "windlass", "train", "run", options.target, "--out", str(out), "--continue"]
+    words += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         if kill:

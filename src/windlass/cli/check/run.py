@@ -9,14 +9,16 @@ from windlass.check.needs import Needs, needs_of_plan
 from windlass.check.report import Check, Report, failed, passed
 from windlass.cli.check.options import CheckOptions, Found, plan_row, say
 from windlass.cli.check.table import show
+from windlass.errors import BadInput
 
 if TYPE_CHECKING:
     from windlass.core.plan import Plan
 
 
 def run_check(options: CheckOptions) -> int:
+    monitored = _monitor(options.monitor)  # first: an address that is none is not found out after minutes of measuring
     found = _target(options)
-    rows = [*_machines(options, found.needs), *found.rows, *_monitor(options.monitor)]
+    rows = [*_machines(options, found.needs), *found.rows, *monitored]
     report = Report(checks=tuple(rows), estimates=found.estimates)
     show(report, options.as_json)
     return report.exit_code
@@ -39,7 +41,12 @@ def _target(options: CheckOptions) -> Found:
 
 
 def of_plan(plan: Plan, options: CheckOptions) -> Found:
-    return Found(needs=needs_of_plan(plan), rows=(plan_row(plan),), estimates={})
+    """And the files of its model, where they are on this machine."""
+    from windlass.cli.check.model import file_rows
+
+    source = plan.checkpoint.source if plan.checkpoint is not None else ""
+    path = Path(source) if plan.train is None and source and Path(source).exists() else None
+    return Found(needs=needs_of_plan(plan), rows=(plan_row(plan), *file_rows(path, options)))
 
 
 def _machines(options: CheckOptions, needs: Needs) -> list[Check]:
@@ -65,10 +72,13 @@ def _monitor(url: str | None) -> list[Check]:
     from urllib.parse import urlsplit
 
     parts = urlsplit(url if "//" in url else f"http://{url}")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    link = kind(parts.hostname or "", parts.port, timeout=5)
+    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
     try:
-        link.request("GET", parts.path or "/")
+        link = kinds[parts.scheme](parts.hostname or "", parts.port, timeout=5)
+    except (KeyError, ValueError):
+        raise BadInput(f"--monitor {url!r} is no address; write it like http://localhost:9090/-/ready") from None
+    try:
+        link.request("GET", f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}")
         status = link.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         return [failed("monitoring", f"{url}: {error}", "an answer", "start it, or open its port")]

@@ -31,12 +31,6 @@ windlass launch local -- bench tiny-glm
 
 windlass launch slurm --nodes 4 --gpus 8 --dry-run -- train run recipe.toml"""
 
-LOCAL_ONLY_NOTHING = (
-    "partition account qos constraint reservation exclusive gpu_type gpu_option tasks container container_runtime mount extra array_limit "
-    "memory cpus dialect".split()
-)
-"""Options that mean nothing without a scheduler."""
-
 
 class _WorkersByDefault(TyperGroup):
     """`windlass launch --hostfile hosts` is `windlass launch workers --hostfile hosts`."""
@@ -120,12 +114,14 @@ def _submitting(scheduler: Scheduler) -> Callable[..., int]:
         dry_run: bool = typer.Option(False, "--dry-run", help="Print the files and submit nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print JSON; with --dry-run the files by name."),
     ) -> int:
+        from windlass.cli.launch.refuse import check_words, refuse_others_options
         from windlass.cli.launch.submit import LaunchOptions, submit
         from windlass.errors import BadInput
         from windlass.units import parse_time
 
-        if scheduler in ("local", "ssh"):
-            _refuse(ctx, scheduler)
+        refuse_others_options(ctx, scheduler)
+        values = tuple(value for value in (each or "").split(",") if value)
+        check_words(ctx.find_root().command, [word.replace("{}", values[0] if values else "{}") for word in command])
         given: dict[str, Any] = {
             "time_seconds": None if time is None else parse_time(time), "warning_seconds": None if warning is None else parse_time(warning),
             "partition": partition, "account": account, "qos": qos, "constraint": constraint, "reservation": reservation, "cpus_per_node": cpus,
@@ -133,7 +129,7 @@ def _submitting(scheduler: Scheduler) -> Callable[..., int]:
             "array_limit": array_limit, "container": container, "container_runtime": container_runtime, "mounts": mount or None,
             "dialect": dialect, "python": python, "extra": extra or None, "env": [_pair(word) for word in env] or None,
         }  # fmt: skip
-        if each is not None and not [value for value in each.split(",") if value]:
+        if each is not None and not values:
             raise BadInput("--each has no values; write them with commas between them")
         options = LaunchOptions(
             scheduler=scheduler,
@@ -141,7 +137,7 @@ def _submitting(scheduler: Scheduler) -> Callable[..., int]:
             nodes=nodes,
             gpus=gpus,
             ranks=ranks,
-            each=tuple(value for value in (each or "").split(",") if value),
+            each=values,
             name=name,
             folder=folder,
             hostfile=hostfile,
@@ -166,15 +162,6 @@ def _pair(word: str) -> tuple[str, str]:
     if not equals:
         raise BadInput(f"--env {word!r}: write NAME=VALUE")
     return name, value
-
-
-def _refuse(ctx: typer.Context, scheduler: str) -> None:
-    from windlass.errors import BadInput
-
-    for name in LOCAL_ONLY_NOTHING:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise BadInput(f"--{name.replace('_', '-')} is for a scheduler; leave it out with `launch {scheduler}`")
 
 
 _DOCS: dict[Scheduler, str] = {

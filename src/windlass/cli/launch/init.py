@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from windlass.core.model import Frozen
-from windlass.errors import BadInput, Error
+from windlass.errors import BadInput, Error, UnknownName
 from windlass.launch.init import (
     LOCAL_DISKS,
     PROGRAMS,
@@ -55,6 +55,8 @@ class Init:
                 outcome, detail = step()
             except (Error, OSError) as error:
                 outcome, detail = "failed", str(error)
+            except subprocess.TimeoutExpired as error:
+                outcome, detail = "failed", f"{error.cmd[0]} did not answer within {error.timeout:.0f} s; run this again"
             found.append(StepResult(step=name, outcome=outcome, detail=detail))
         return found
 
@@ -79,10 +81,10 @@ class Init:
         return "slurm" if shutil.which("sbatch") else "pbs" if shutil.which("qsub") else ""
 
     def disks(self) -> tuple[Outcome, str]:
-        place = self.options.disk or Path(self._largest())
-        folder = place / "windlass" if self.options.disk is None else place
-        if not str(place):
+        largest = "" if self.options.disk is not None else self._largest()
+        if self.options.disk is None and not largest:
             return "failed", "no local disk is found; name one with --disk"
+        folder = self.options.disk or Path(largest) / "windlass"
         room = f"{format_bytes(shutil.disk_usage(_existing(folder)).free)} free"
         if folder.is_dir():
             return "there", f"{folder}, {room}"
@@ -164,7 +166,8 @@ class Init:
 
     def site(self) -> tuple[Outcome, str]:
         if self.settings.is_file():
-            return "there", str(self.settings)
+            asked = self.options.partition or self.options.account
+            return "there", f"{self.settings}{' is left as it is; change it by hand' if asked else ''}"
         values: dict[str, object] = {"warning_seconds": 300, "python": sys.executable}
         values |= {
             key: value for key, value in (("partition", self.options.partition), ("account", self.options.account)) if value
@@ -213,6 +216,8 @@ def run_init(options: InitOptions) -> int:
     """Exit code 0 if no step failed."""
     from windlass.launch.registry import jobs_directory
 
+    if options.scheduler not in ("", "slurm", "pbs"):
+        raise UnknownName("--scheduler", options.scheduler, ("slurm", "pbs"))
     results = Init(options, jobs_directory().parent, _ask).run()
     _show(results)
     return 2 if any(one.outcome == "failed" for one in results) else 0
@@ -222,7 +227,10 @@ def _ask(question: str) -> bool:
     """Without a terminal nothing is changed."""
     if not sys.stdin.isatty():
         return False
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def _show(results: list[StepResult]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,9 @@ SECONDS_BETWEEN_LOOKS = 1.0
 CANCELLED = "cancelled"
 """A file of the job's folder: a server that is told to end says that it ended well."""
 COLUMNS = ("job", "scheduler", "state", "nodes", "since", "address", "log")
+WIDE = 120
+"""Columns of a terminal that has room for the paths of logs."""
+AT_ONCE = 16
 
 
 def state_of(record: Record) -> JobState:
@@ -73,7 +78,9 @@ def _found(name: str) -> Record:
 def show_list(as_json: bool) -> int:
     from windlass.launch.registry import all_jobs, jobs_directory
 
-    rows = [row(record) for record in all_jobs(jobs_directory())]
+    records = all_jobs(jobs_directory())
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # a scheduler that does not answer is waited for once, not once a job
+        rows = list(pool.map(row, records))
     if as_json:
         print(msgspec.json.encode(rows).decode())
         return 0
@@ -84,10 +91,14 @@ def show_list(as_json: bool) -> int:
 
     from windlass.cli.console import console
 
-    table = Table(*COLUMNS, box=None, pad_edge=False)
+    is_wide = console().width >= WIDE
+    table = Table(box=None, pad_edge=False)
+    for name in COLUMNS if is_wide else COLUMNS[:-1]:
+        table.add_column(name, overflow="fold")  # names and addresses are copied: never cut off
     for one in rows:
         since = format_seconds(max(time.time() - one["submitted"], 0)) + " ago"
-        table.add_row(one["name"], one["scheduler"], one["state"], str(one["nodes"]), since, one["address"], one["log"])
+        words = [one["name"], one["scheduler"], one["state"], str(one["nodes"]), since, one["address"]]
+        table.add_row(*words, *([one["log"]] if is_wide else []))
     console().print(table)
     return 0
 
@@ -112,24 +123,30 @@ def show_logs(name: str, follow_it: bool, lines: int) -> int:
 
     record = _found(name)
     if follow_it:
-        return follow(record)
+        return follow(record, lines)
     logs = logs_of(Path(record.folder))
     if not logs:
         state = state_of(record)
         raise BadInput(f"{record.name} has no log yet: {state.state}{f', {state.reason}' if state.reason else ''}")
-    for line in logs[-1].read_text(errors="replace").splitlines()[-lines:]:
-        print(line)
+    shown = logs if record.job.values else logs[-1:]  # the tasks of an array have a log each
+    for log in shown:
+        if len(shown) > 1:
+            print(f"==> {log.name} <==")
+        for line in log.read_text(errors="replace").splitlines()[-lines:]:
+            print(line)
     return 0
 
 
-def follow(record: Record) -> int:
-    """Prints the log as it grows, until the job ends; Ctrl-C leaves the job alone. Returns the job's outcome."""
-    tail, said = _Tail(Path(record.folder)), ""
+def follow(record: Record, lines: int | None = None) -> int:
+    """Prints the log as it grows, until the job ends; Ctrl-C leaves the job alone. Returns the job's outcome.
+
+    `lines`: of what is there already, only so many."""
+    tail, said = _Tail(Path(record.folder), lines), ""
     while True:
         state = state_of(record)
         tail.print_new()
         shown = f"{state.state}{f': {state.reason}' if state.reason else ''}"
-        if shown != said and (state.state == "waiting" or state.is_final):
+        if shown != said and (state.state in ("waiting", "unknown") or state.is_final):
             print(f"windlass: {record.name} is {shown}", file=sys.stderr, flush=True)
         said = shown
         if state.is_final:
@@ -140,8 +157,17 @@ def follow(record: Record) -> int:
 class _Tail:
     """Of all logs of a job, what was not printed yet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lines: int | None = None) -> None:
         self._folder, self._read = folder, dict[Path, int]()
+        if lines is not None:
+            self._skip(lines)
+
+    def _skip(self, lines: int) -> None:
+        from windlass.launch.drive.state import logs_of
+
+        for log in logs_of(self._folder):
+            whole = log.read_bytes()
+            self._read[log] = len(whole) - sum(map(len, whole.splitlines(keepends=True)[-lines:]))
 
     def print_new(self) -> None:
         from windlass.launch.drive.state import logs_of
@@ -163,8 +189,14 @@ def cancel(name: str) -> int:
     if before.is_final:
         print(f"{record.name} had ended: {before.state}")
         return 0
-    (Path(record.folder) / CANCELLED).touch()
-    driver_of(record.scheduler).cancel(record)
+    mark = Path(record.folder) / CANCELLED
+    with suppress(OSError):  # the folder may be gone; the job is not
+        mark.touch()
+    try:
+        driver_of(record.scheduler).cancel(record)
+    except Error:
+        mark.unlink(missing_ok=True)
+        raise
     print(f"{record.name} is cancelled")
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from windlass.cli.launch.refuse import QUEUES, TAKEN_BY, refuse_others_kinds
 from windlass.core.model import Frozen
-from windlass.errors import BadInput, UnknownName
+from windlass.errors import BadInput, Error, UnknownName
 from windlass.launch.job import Job, Rendered, Scheduler, Settings, as_name, kind_of
 from windlass.launch.render.choose import render_job
 from windlass.units import parse_time
@@ -112,6 +114,7 @@ def _job(options: LaunchOptions, name: str, hosts: tuple[str, ...]) -> Job:
     ranks = options.ranks or (_slots(hosts) if hosts else 0) or gpus or 1
     if options.on_node_loss not in ("wait", "shrink"):
         raise UnknownName("--on-node-loss", options.on_node_loss, ("wait", "shrink"))
+    refuse_others_kinds(kind, options.scheduler, options.ranks, options.on_node_loss, options.min_nodes)
     least = options.min_nodes or (1 if options.on_node_loss == "shrink" else nodes)
     if not 1 <= least <= nodes:
         raise BadInput(f"--min-nodes {least} is not between 1 and --nodes {nodes}")
@@ -140,7 +143,8 @@ def _slots(hosts: tuple[str, ...]) -> int:
 
 def _shape(options: LaunchOptions, hosts: tuple[str, ...]) -> tuple[int, int]:
     """Nodes and GPUs of each: as asked, else as the recipe's hardware or the saved plan says, else one node (all hosts, with ssh)."""
-    planned = _planned(options.command) if options.nodes is None or options.gpus is None else None
+    over_ssh = options.scheduler == "ssh"
+    planned = None if over_ssh and options.nodes is not None and options.gpus is not None else _planned(options.command, over_ssh)
     nodes, gpus = planned or (len(hosts) if hosts and _spans_nodes(options) else 1, 0)
     if options.scheduler == "local" and options.nodes not in (None, 1):
         raise BadInput("launch local runs on this machine alone; leave --nodes out, or use ssh with a hostfile")
@@ -154,9 +158,9 @@ def _spans_nodes(options: LaunchOptions) -> bool:
     return options.command[:1] == ("serve",) or options.command[:2] == ("train", "run")
 
 
-def _planned(command: tuple[str, ...]) -> tuple[int, int] | None:
+def _planned(command: tuple[str, ...], over_ssh: bool) -> tuple[int, int] | None:
     if command[:2] == ("train", "run"):
-        return _of_recipe([word for word in command[2:] if word.endswith(".toml")])
+        return _of_recipe([word for word in command[2:] if word.endswith(".toml")], over_ssh)
     if "--plan" in command[:-1]:
         from windlass.open.plan import read_plan
 
@@ -167,8 +171,12 @@ def _planned(command: tuple[str, ...]) -> tuple[int, int] | None:
     return None
 
 
-def _of_recipe(files: list[str]) -> tuple[int, int] | None:
-    if not files or not Path(files[0]).is_file():
+def _of_recipe(files: list[str], over_ssh: bool) -> tuple[int, int] | None:
+    if not files:
+        return None
+    if not Path(files[0]).exists() and not over_ssh:  # over ssh it may be there, and only there
+        raise BadInput(f"the recipe {files[0]} is not here; jobs are run in this folder, {Path.cwd()}")
+    if not Path(files[0]).is_file():
         return None
     from windlass.core.hardware.parse import parse_hardware
     from windlass.core.recipe.recipe import load_recipe
@@ -192,13 +200,19 @@ def _settings(options: LaunchOptions, name: str, directory: Path, hosts: tuple[s
         "python": sys.executable,
         "hosts": hosts,
     }
-    values |= _site(options.site, directory) | options.given
+    values |= _of_scheduler(_site(options.site, directory), options.scheduler) | options.given
     if values.get("container") and "python" not in options.given:
         values["python"] = "python3"  # the image's
     try:
         return msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:
         raise BadInput(f"launch settings: {error}") from None
+
+
+def _of_scheduler(site: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
+    """Without what only queues have a use for: the container of a site is not that of a job on this machine."""
+    named = {"cpus_per_node": "cpus", "mounts": "mount"}
+    return {key: value for key, value in site.items() if scheduler in QUEUES or named.get(key, key) not in TAKEN_BY}
 
 
 def _site(file: Path | None, directory: Path) -> dict[str, Any]:
@@ -239,6 +253,8 @@ def _start(job: Job, settings: Settings, rendered: Rendered, directory: Path) ->
     from windlass.launch.registry import remember
 
     folder = Path(settings.folder)
+    _refuse_taken(folder, directory)
+    is_new = not folder.exists()
     with write_errors(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)  # keys and prompts lie there
@@ -246,12 +262,27 @@ def _start(job: Job, settings: Settings, rendered: Rendered, directory: Path) ->
         write_atomically(folder / name, text.encode())
     if job.kind == "serve":
         _write_secrets(folder)
-    job_id = driver_of(settings.scheduler).submit(rendered, folder)
+    try:
+        job_id = driver_of(settings.scheduler).submit(rendered, folder)
+    except Error:
+        if is_new:  # a job that was refused leaves nothing, and its name is free again
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     record = Record(
         name=job.name, scheduler=settings.scheduler, folder=str(folder), id=job_id, submitted=time.time(), job=job, workdir=settings.workdir
     )  # fmt: skip
     remember(directory, record, write_atomically)
     return record
+
+
+def _refuse_taken(folder: Path, directory: Path) -> None:
+    """A folder may be used again, but not under a job that has not ended: its scripts are read when it is requeued."""
+    from windlass.cli.launch.jobs import state_of
+    from windlass.launch.registry import all_jobs
+
+    for other in all_jobs(directory):
+        if Path(other.folder) == folder and not state_of(other).is_final:
+            raise BadInput(f"{folder} is the folder of the job {other.name}, which has not ended; choose another --folder")
 
 
 def _write_secrets(folder: Path) -> None:

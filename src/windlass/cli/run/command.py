@@ -34,7 +34,9 @@ def run(
         autocompletion=complete_model,
     ),
     prompt: str | None = typer.Option(
-        None, metavar="TEXT", help="Answer this prompt and exit. Without it: a chat, or the text piped in."
+        None,
+        metavar="TEXT",
+        help="Answer this prompt and exit; - reads it from standard input. Without it: a chat, or the text piped in.",
     ),
     max_tokens: int | None = typer.Option(
         None, metavar="N", help="Maximum tokens of the answer; without it, until the model stops."

@@ -27,6 +27,7 @@ from windlass.open.progress import ByteBar, byte_progress, node_progress
 from windlass.open.resolve import runnable_files
 from windlass.units import format_bytes, format_context, format_seconds
 
+STDIN = "-"
 Opener = Callable[[Launch, bool], AbstractContextManager[SyncClient]]
 """A Launch and whether progress is shown -> a client that is ready."""
 
@@ -81,7 +82,7 @@ def _remark(line: str) -> None:
 
 def _prompt(options: RunOptions) -> str | None:
     """From --prompt or standard input; None: an interactive chat."""
-    if options.prompt is not None or sys.stdin.isatty():
+    if options.prompt not in (None, STDIN) or (options.prompt is None and sys.stdin.isatty()):
         text = options.prompt
     else:
         text = sys.stdin.read().strip("\n")

@@ -56,6 +56,11 @@ FORMS = {
 _OTHERS = {"F32": 32.0, "F16": 16.0, "BF16": 16.0, "Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}
 
 
+def is_held(type_name: str) -> bool:
+    """Whether a matrix of this type (`Q4_K`) stays in memory as it is."""
+    return type_name.lower() in FORMS or type_name in _OTHERS
+
+
 def held_bits(type_name: str) -> float:
     """Bits per weight in memory of a matrix that a file stores in this type (`Q4_K`), scales included."""
     form = FORMS.get(type_name.lower())

@@ -66,13 +66,10 @@ class Request(Frozen):
     """The name that the caller asked for. A router chooses by it; a client of one model ignores it."""
 
     def __post_init__(self) -> None:
-        given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) or "none of them"
-            raise BadInput(
-                f"a request has exactly one of messages, prompt and token_ids; this one has {found}", field=("prompt", *given)[-1]
-            )
-        self._check_is_chat()
+        if (self.messages is not None) + (self.prompt is not None) + (self.token_ids is not None) != 1:
+            raise self._not_one_input()
+        if self.messages is None:
+            self._check_no_chat()
         check_tokens("token_ids", self.token_ids)
         check_tokens("stop_token_ids", self.stop_token_ids)
         check_integer("max_tokens", self.max_tokens, 0)
@@ -107,14 +104,21 @@ class Request(Frozen):
                 field="continues_answer",
             )
 
-    def _check_is_chat(self) -> None:
+    def _not_one_input(self) -> BadInput:
+        given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
+        found = " and ".join(given) or "none of them"
+        return BadInput(
+            f"a request has exactly one of messages, prompt and token_ids; this one has {found}", field=("prompt", *given)[-1]
+        )
+
+    def _check_no_chat(self) -> None:
         given = {
             "tools": bool(self.tools),
             "thinking": self.thinking is not None,
             "reasoning_effort": bool(self.reasoning_effort),
             "continues_answer": self.continues_answer,
         }
-        for field in (name for name, is_given in given.items() if is_given and self.messages is None):
+        for field in (name for name, is_given in given.items() if is_given):
             raise BadInput(f"{field} is only valid with messages; a plain prompt has no chat template", field=field)
 
     def _check_tool_choice(self) -> None:

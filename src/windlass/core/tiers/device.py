@@ -11,9 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 from windlass.core.constants import BLOCK_TOKENS
-from windlass.core.model import ModelSpec, MoE, kv_bytes_per_token
+from windlass.core.model import ModelSpec, MoE
 from windlass.core.place import Interval
-from windlass.core.scheme import KV_BYTES
+from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.demand import dense_slices
 from windlass.core.tiers.placement import SPARE_SLOTS, STAGED_LAYERS, experts_on_device, predicted_seconds
 from windlass.core.tiers.steps import offload_step_tokens, row_bytes
@@ -85,7 +85,7 @@ class ModelStage(NamedTuple):
         return msgspec.structs.replace(self.spec, layers=self.spec.layers[slice(*self.layers)])
 
     def kv_token_bytes(self, kv_type: str) -> int:
-        return kv_bytes_per_token(self.part, KV_BYTES[kv_type])
+        return kv_token_bytes(self.part, kv_type)
 
 
 class DeviceNeeds(NamedTuple):
@@ -216,6 +216,6 @@ def _step_tokens(part: ModelSpec, cap_bytes: int, needs: DeviceNeeds) -> int:
 def _kv_tokens(stage: ModelStage, cap_bytes: int, needs: DeviceNeeds) -> int:
     """What was asked for; else enough for one prompt of some length, and for several short ones."""
     if needs.kv_bytes is not None:
-        return -(-needs.kv_bytes // kv_bytes_per_token(stage.spec, KV_BYTES[needs.kv_type]))
+        return -(-needs.kv_bytes // kv_token_bytes(stage.spec, needs.kv_type))
     some = min(KV_TOKENS, int(cap_bytes * KV_SHARE) // stage.kv_token_bytes(needs.kv_type))
     return -(-max(needs.context_tokens or 0, some) // BLOCK_TOKENS) * BLOCK_TOKENS

@@ -244,24 +244,23 @@ class _DeltaBuilder:
 
     def add(self, outputs: list[SequenceOutput]) -> tuple[Delta, Finish | None]:
         """One delta for all outputs that have arrived; `finish` with the last one."""
-        finish = outputs[-1].finish
+        output = outputs[0] if len(outputs) == 1 else _joined(outputs)
+        tokens, finish, prompt = output.token_ids, output.finish, output.prompt_logprobs
         _check(finish)
-        tokens = [token for output in outputs for token in output.token_ids]
         self._num_tokens += len(tokens)
-        self._note_prefill(next((output.prefill for output in outputs if output.prefill is not None), None))
+        self._note_prefill(output.prefill)
         stop_token = None if finish is None else finish.stop_token_id
         piece = self._stream.push(tokens if stop_token is None else tokens[:-1])
         self.is_stopped = piece.stopped
         if finish is not None and not piece.stopped:
             piece = joined_pieces(piece, self._stream.finish())
-        prompt = next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None)
         delta = Delta(
             content=piece.content,
             reasoning=piece.reasoning,
             tool_calls=piece.tool_calls,
             call_pieces=piece.call_pieces,
             token_ids=tuple(tokens),
-            logprobs=tuple(entry for output in outputs for entry in output.logprobs),
+            logprobs=tuple(output.logprobs),
             prompt_logprobs=None if prompt is None else tuple(prompt),
         )
         if finish is None:
@@ -293,6 +292,18 @@ class _DeltaBuilder:
     def _note_prefill(self, prefill: PrefillStats | None) -> None:
         if prefill is not None:
             self._prefill, self._first = prefill, time.perf_counter()
+
+
+def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
+    """Of several steps: its reader was slower than the engine."""
+    return SequenceOutput(
+        id=outputs[0].id,
+        token_ids=[token for output in outputs for token in output.token_ids],
+        logprobs=[entry for output in outputs for entry in output.logprobs],
+        prompt_logprobs=next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
+        prefill=next((output.prefill for output in outputs if output.prefill is not None), None),
+        finish=outputs[-1].finish,
+    )
 
 
 def _with_finish(delta: Delta, finish: Finish, by_string: bool, num_reasoning: int) -> Delta:

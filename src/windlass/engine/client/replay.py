@@ -26,11 +26,15 @@ class EngineMoved(Unavailable):
 
 
 class PendingRequest:
-    """`arrived`: outputs not yet taken; an error is the last entry."""
+    """One task takes its outputs."""
 
     def __init__(self, number: int, submit: Submit) -> None:
         self.number, self._submit = number, msgspec.structs.replace(_with_seed(submit), id=number)
-        self.arrived: asyncio.Queue[SequenceOutput | Error] = asyncio.Queue()
+        self._arrived: list[SequenceOutput] = []
+        """Not yet taken."""
+        self._error: Error | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        """Of the task that waits for outputs."""
         self._generated: list[int] = []
         self._num_engines = self._num_crashes = 0
         self._submitted = self._resubmitted = self._first = time.perf_counter()
@@ -70,10 +74,26 @@ class PendingRequest:
         if output.prefill is not None:
             self._prefill, self._first = output.prefill, time.perf_counter()
         self._is_scored = self._is_scored or output.prompt_logprobs is not None
-        self.arrived.put_nowait(output)
+        self._arrived.append(output)
+        self._wake()
 
     def fail(self, error: Error) -> None:
-        self.arrived.put_nowait(error)
+        self._error = self._error or error
+        self._wake()
+
+    async def outputs(self) -> list[SequenceOutput]:
+        """All that have arrived, at least one; raises the error of a request that failed."""
+        if not self._arrived and self._error is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        if self._error is not None:
+            raise self._error
+        found, self._arrived = self._arrived, []
+        return found
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def _merge_engines(self, output: SequenceOutput) -> SequenceOutput:
         prefill = None if output.prefill is None or self._prefill is not None else self._prefill_with_lost_time(output.prefill)

@@ -83,7 +83,7 @@ class EngineRequests:
         try:
             self._connected().adopt(pending)
             while not finished:
-                found = _raise_error([await pending.arrived.get(), *_drain(pending.arrived)])
+                found = await pending.outputs()
                 finished = found[-1].finish is not None
                 yield found
         finally:
@@ -301,20 +301,6 @@ class _Connection:
             return
         self._closing = asyncio.get_running_loop().create_task(self.transport.close())
         self._fail(error)
-
-
-def _drain(arrived: asyncio.Queue[SequenceOutput | Error]) -> list[SequenceOutput | Error]:
-    return [arrived.get_nowait() for _ in range(arrived.qsize())]
-
-
-def _raise_error(found: list[SequenceOutput | Error]) -> list[SequenceOutput]:
-    """Raises the error among them, if any."""
-    outputs: list[SequenceOutput] = []
-    for item in found:
-        if isinstance(item, Error):
-            raise item
-        outputs.append(item)
-    return outputs
 
 
 def _settle(future: asyncio.Future[None] | None, error: Error | None) -> None:

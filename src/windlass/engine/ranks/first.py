@@ -136,7 +136,7 @@ def _engine(launch: Launch, built: LoadedDecoder) -> Engine:
 
 
 def _block_bytes(caches: Sequence[KvCache]) -> int:
-    return sum(part.nbytes for cache in caches for part in (cache.keys, cache.values) if part is not None)
+    return sum(part.nbytes for cache in caches for part in cache.parts)
 
 
 def device_of(asked: str, meeting: Meeting, rank: int) -> str:

@@ -8,8 +8,8 @@ import msgspec
 import torch
 
 from windlass.core.launch import Launch
-from windlass.core.model import ModelSpec, kv_bytes_per_token
-from windlass.core.scheme import KV_BYTES
+from windlass.core.model import ModelSpec
+from windlass.core.scheme import kv_token_bytes
 from windlass.engine.execute.runner import Runner
 from windlass.engine.sample.sampler import Sampler
 from windlass.engine.schedule.scheduler import SchedulerLimits
@@ -61,12 +61,12 @@ class SpeculationPlan(NamedTuple):
     def cache_bytes(self, kv: str) -> int:
         """Of one token, beside those of the model."""
         if self.draft is not None:
-            return kv_bytes_per_token(self.draft.spec, KV_BYTES[kv])
+            return kv_token_bytes(self.draft.spec, kv)
         if not self.has_mtp:
             return 0
         spec: ModelSpec = self.decoder.spec
         assert spec.next_token is not None
-        return round(spec.next_token.layer.mixer.kv_elements * KV_BYTES[kv])
+        return kv_token_bytes(msgspec.structs.replace(spec, layers=(spec.next_token.layer,)), kv)
 
     def made(
         self, main: Runner, limits: SchedulerLimits, num_tokens: int, kv: torch.dtype, device: str, spare: int

@@ -43,9 +43,10 @@ def _scale_and_minimum(x: Tensor) -> tuple[Tensor, Tensor]:
     spread = x.amax(-1) - low
     best_scale, best_low = spread / 15, low
     best_error = torch.full_like(low, torch.inf)
+    sums = weight.sum(-1), (weight * x).sum(-1)
     for step in range(SPREADS + 1):
         codes = ((x - low[..., None]) * _over(torch.full_like(spread, 14 + 0.1 * step), spread)[..., None]).round().clamp(0, 15)
-        scale, fitted = _least_squares(x, codes, weight)
+        scale, fitted = _least_squares(x, codes, weight, *sums)
         error = ((scale[..., None] * codes + fitted[..., None] - x).square() * weight).sum(-1)
         better = (error < best_error) & (scale > 0)
         best_scale, best_low = torch.where(better, scale, best_scale), torch.where(better, fitted, best_low)
@@ -53,10 +54,10 @@ def _scale_and_minimum(x: Tensor) -> tuple[Tensor, Tensor]:
     return best_scale, -best_low
 
 
-def _least_squares(x: Tensor, codes: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale and the offset (at most 0) that fit x = scale * code + offset best."""
-    w, c, cc = weight.sum(-1), (weight * codes).sum(-1), (weight * codes.square()).sum(-1)
-    wx, cx = (weight * x).sum(-1), (weight * codes * x).sum(-1)
+def _least_squares(x: Tensor, codes: Tensor, weight: Tensor, w: Tensor, wx: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and the offset (at most 0) that fit x = scale * code + offset best. `w`, `wx`: the sums of weights, and of weighted x."""
+    weighted = weight * codes
+    c, cc, cx = weighted.sum(-1), (weight * codes.square()).sum(-1), (weighted * x).sum(-1)
     determinant = w * cc - c * c
     scale, offset = _over(w * cx - wx * c, determinant), _over(cc * wx - c * cx, determinant)
     through_zero = _over(cx, cc)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.arguments import AttentionArgs
-from windlass.kernels.cpu.types import STORED, is_index, is_plain
+from windlass.kernels.cpu.types import CACHED, is_index, is_plain
 from windlass.kernels.head_groups import Span
 from windlass.kernels.program import program
 from windlass.kernels.step import KvCache
@@ -35,15 +35,15 @@ def attention(args: AttentionArgs) -> Tensor | None:
         some, kv = slice(*span.heads), slice(*span.kv_heads)
         biases = [None if bias is None else bias[some] for bias in (sinks, slopes)]
         layout = [step.starts, step.lengths, step.blocks, step.counts]
-        tensors = [by_head[:, some], q[:, some], cache.keys[:, kv], values[:, kv], *layout, *biases]
+        scales = None if cache.scales is None else cache.scales[:, kv]
+        tensors = [by_head[:, some], q[:, some], cache.keys[:, kv], values[:, kv], *layout, *biases, scales]
         shape = [span.num_heads, span.num_kv_heads, dim, value_dim, q.stride(0), q.stride(1), step.blocks.stride(0)]
         window = ALL if args.window is None else args.window
-        ints = [*shape, window, STORED[cache.keys.dtype], int(latent), heads, cache_heads]
+        ints = [*shape, window, CACHED[cache.keys.dtype], int(latent), heads, cache_heads]
         program.emit("attention", tensors, ints, [args.scale], rows=rows)
     return result
 
 
 def _readable(cache: KvCache) -> bool:
-    parts = [part for part in (cache.keys, cache.values) if part is not None]
-    types = {part.dtype for part in parts}
-    return len(types) == 1 and types <= {torch.float32, torch.bfloat16} and all(part.is_contiguous() for part in parts)
+    types = {part.dtype for part in (cache.keys, cache.values) if part is not None}
+    return len(types) == 1 and types <= CACHED.keys() and all(part.is_contiguous() for part in cache.parts)

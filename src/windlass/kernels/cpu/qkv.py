@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from windlass.kernels.arguments import LatentArgs, QkvArgs
-from windlass.kernels.cpu.types import STORED, is_index, is_plain
+from windlass.kernels.cpu.types import CACHED, is_index, is_plain
 from windlass.kernels.program import program
 from windlass.kernels.step import KvCache
 
@@ -17,8 +17,8 @@ def split_qkv(args: QkvArgs) -> tuple[Tensor, Tensor, Tensor] | None:
     if not is_plain(qkv, q_norm, k_norm, table) or not is_index(args.positions, args.slots) or not _storable(cache):
         return None
     half = 0 if table is None else table.shape[-1]
-    keys, values = (None, None) if cache is None else (cache.keys, cache.values)
-    tensors = [qkv, q_norm, k_norm, table, args.positions, keys, values, args.slots]
+    keys, values, scales = (None, None, None) if cache is None else (cache.keys, cache.values, cache.scales)
+    tensors = [qkv, q_norm, k_norm, table, args.positions, keys, values, args.slots, scales]
     ints = [
         num_heads,
         num_kv_heads,
@@ -26,7 +26,7 @@ def split_qkv(args: QkvArgs) -> tuple[Tensor, Tensor, Tensor] | None:
         qkv.stride(0),
         half,
         int(args.interleaved),
-        0 if keys is None else STORED[keys.dtype],
+        0 if keys is None else CACHED[keys.dtype],
     ]
     program.emit("split_qkv", tensors, ints, [args.eps], rows=qkv.shape[0])
     heads = qkv.unflatten(1, (-1, args.head_dim))
@@ -44,15 +44,17 @@ def join_latent(args: LatentArgs) -> tuple[Tensor, Tensor] | None:
     half = table.shape[-1]
     width = latent + 2 * half
     queries, keys = program.empty((rows, heads, width)), program.empty((rows, 1, width))
-    store = None if cache is None else cache.keys
-    tensors = [queries, keys, absorbed, q, kv, norm, table, args.positions, store, args.slots]
+    store, scales = (None, None) if cache is None else (cache.keys, cache.scales)
+    tensors = [queries, keys, absorbed, q, kv, norm, table, args.positions, store, args.slots, scales]
     strides = [q.stride(0), q.stride(1), kv.stride(0)]
-    kind = 0 if store is None else STORED[store.dtype]
+    kind = 0 if store is None else CACHED[store.dtype]
     ints = [heads, latent, half, *strides, int(args.interleaved), kind, absorbed.stride(0), q.shape[2] - 2 * half]
     program.emit("join_latent", tensors, ints, [args.eps], rows=rows)
     return queries, keys
 
 
 def _storable(cache: KvCache | None) -> bool:
-    parts = () if cache is None else (cache.keys, cache.keys if cache.values is None else cache.values)
-    return all(part.dtype in (*STORED,)[:2] and part.is_contiguous() for part in parts)
+    if cache is None:
+        return True
+    types = {part.dtype for part in (cache.keys, cache.values) if part is not None}
+    return types <= CACHED.keys() and all(part.is_contiguous() for part in cache.parts)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """As StoredType in native/simd/lanes.h numbers them."""
+CACHED = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 3}
+"""Of a KV cache, likewise."""
 
 
 def is_plain(*tensors: Tensor | None) -> bool:

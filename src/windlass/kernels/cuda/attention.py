@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.fused import HEAD_DIM
 from windlass.kernels.cuda import driver
 
 MAX_SPLITS = 64
+FP8_PAGE_BYTES = 2 * BLOCK_TOKENS * (HEAD_DIM + 1)
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ def workspace(
     )
 
 
-def shared_bytes(warps: int, depth: int) -> int:
-    pages = max(warps * depth * 2 * 4096, warps * 16 * HEAD_DIM * 4)
+def shared_bytes(warps: int, depth: int, page_bytes: int = 2 * BLOCK_TOKENS * HEAD_DIM * 2) -> int:
+    """`page_bytes`: keys, values and their scales of a head."""
+    pages = max(warps * depth * page_bytes, warps * 16 * HEAD_DIM * 4)
     return pages + 16 * 272 + 2 * warps * 16 * 4 + 16 * 64 * 4
 
 
@@ -47,42 +50,49 @@ def launch_shape(max_tokens: int, sequences: int, num_kv_heads: int) -> tuple[in
 def decode_attention(
     qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor, values: Tensor, out: Tensor,
     space: AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False, shape: tuple[int, int] | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """qkv bf16 [sequences, (heads + 2 kv heads) * 128], one new token each; out bf16 [sequences, heads * 128].
 
     keys bf16 [pages, kv heads, 128, 16], values bf16 [pages, kv heads, 16, 128]; table fp32 [positions, 2, rotated dims / 2].
+    With `scales` [pages, kv heads, 2, 16] keys and values are fp8, and twice as many pages are in flight.
     """
     num_kv_heads = keys.shape[1]
     heads = qkv.shape[1] // HEAD_DIM // num_kv_heads - 2
     warps, depth = shape or (4, 2)
-    shared = shared_bytes(warps, depth)
+    fp8 = scales is not None
+    if fp8:
+        depth *= 2
+    shared = shared_bytes(warps, depth, FP8_PAGE_BYTES) if fp8 else shared_bytes(warps, depth)
     run = driver.kernel(
-        "attention.cu", "PPPPPPPPPPPIf", shared_bytes=shared, WARPS=warps, DEPTH=depth, HEADS=heads, KV_HEADS=num_kv_heads,
-        ROTARY=2 * table.shape[2], INTERLEAVED=int(interleaved),
+        "attention.cu", "PPPPPPPPPPPPIf", shared_bytes=shared, WARPS=warps, DEPTH=depth, HEADS=heads, KV_HEADS=num_kv_heads,
+        ROTARY=2 * table.shape[2], INTERLEAVED=int(interleaved), FP8=int(fp8),
     )  # fmt: skip
     run(
-        (splits, num_kv_heads, qkv.shape[0]), warps * 32, qkv, table, positions, slots, lengths, blocks, keys, values, out,
-        space.partial, space.arrived,         blocks.shape[1], scale, shared_bytes=shared,
+        (splits, num_kv_heads, qkv.shape[0]), warps * 32, qkv, table, positions, slots, lengths, blocks, keys, values, scales, out,
+        space.partial, space.arrived, blocks.shape[1], scale, shared_bytes=shared,
     )  # fmt: skip
     return out
 
 
 def rotate_store(
     qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, keys: Tensor | None, values: Tensor | None, num_kv_heads: int,
-    *, interleaved: bool = False,
+    *, interleaved: bool = False, scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """qkv bf16 [rows, (heads + 2 kv heads) * 128]: queries and keys rotated in place, keys and values stored at `slots`. For prefill."""
+    """qkv bf16 [rows, (heads + 2 kv heads) * 128]: queries and keys rotated in place, keys and values stored at `slots`, in fp8 with
+    `scales`. For prefill."""
     heads = qkv.shape[1] // HEAD_DIM - 2 * num_kv_heads
     run = driver.kernel(
         "rotary.cu",
-        "PPPPPP",
+        "PPPPPPP",
         packed=False,
         HEADS=heads,
         KV_HEADS=num_kv_heads,
         ROTARY=2 * table.shape[2],
         INTERLEAVED=int(interleaved),
+        FP8=int(scales is not None),
     )
-    run((qkv.shape[0],), 256, qkv, table, positions, slots, keys, values)
+    run((qkv.shape[0],), 256, qkv, table, positions, slots, keys, values, scales)
     return qkv
 
 
@@ -90,7 +100,7 @@ def head_norm(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, num_kv_heads: int, ep
     """An rms norm over each head of queries and keys of qkv bf16 [rows, (heads + 2 kv heads) * 128], in place; norms fp32 [128]."""
     heads = qkv.shape[1] // HEAD_DIM - 2 * num_kv_heads
     run = driver.kernel(
-        "rotary.cu", "PPPf", "head_norm", packed=False, HEADS=heads, KV_HEADS=num_kv_heads, ROTARY=HEAD_DIM, INTERLEAVED=0
+        "rotary.cu", "PPPf", "head_norm", packed=False, HEADS=heads, KV_HEADS=num_kv_heads, ROTARY=HEAD_DIM, INTERLEAVED=0, FP8=0
     )
     run((qkv.shape[0], 4 if qkv.shape[0] <= 64 else 1), 256, qkv, q_norm, k_norm, eps)
     return qkv

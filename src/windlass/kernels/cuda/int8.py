@@ -7,82 +7,20 @@ Weights in groups of 128 only.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from windlass.core.fused import BLOCK_INPUTS, TILE_ROWS
+from windlass.core.fused import BLOCK_INPUTS
+from windlass.core.integer_units import SHAPES, Cut, Shape, cut
 from windlass.kernels.cuda import driver
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.linear import WHOLE_BUDGET, WIDE
 from windlass.kernels.cuda.route import Routes
 
 GROUP = 128
-
-
-class Shape(NamedTuple):
-    """Of a thread block's work, see int8.cu."""
-
-    warpgroups: int
-    deep: int
-    sets: int
-    fragments: int
-    stage_blocks: int
-
-    @property
-    def tiles(self) -> int:
-        return self.warpgroups * 4 * self.deep
-
-    @property
-    def threads(self) -> int:
-        return self.warpgroups * 128 + 128
-
-
-SHAPES = {
-    32: Shape(3, 2, 2, 2, 2),
-    48: Shape(2, 2, 2, 2, 2),
-    64: Shape(2, 2, 2, 2, 2),
-    80: Shape(2, 2, 1, 2, 2),
-    128: Shape(2, 2, 1, 1, 1),
-}
-"""By the rows of x of a unit; the fastest of those tried (docs/reference/cuda-notes.md)."""
-ITEM_ROWS = (32, 48, 64, 80)
-LINEAR_ROWS = (32, 64, 80, 128)
-UNIT_SECONDS = {32: 0.50e-6, 48: 0.63e-6, 64: 0.735e-6, 80: 0.96e-6, 128: 1.48e-6}
-"""Of a block of inputs of a unit of 256 rows of weights, by the unit's rows of x. Measured in products of 320 to 2,048 rows."""
-PARTS_BYTES_PER_SECOND = 3.5e12
-MOST_SLICES = 8
-
-
-class Cut(NamedTuple):
-    """How a product is cut into units: rows of x in each, and slices of the inputs."""
-
-    rows: int
-    slices: int
-
-
-def item_rows(mean: float) -> int:
-    """Rows of an item, for experts with so many rows on average: the fastest if all have two standard deviations more."""
-    most = mean + 2 * mean**0.5
-    return min(ITEM_ROWS, key=lambda size: -(-most // size) * UNIT_SECONDS[size])
-
-
-@functools.cache
-def cut(rows: int, tiles: int, blocks: int, processors: int, most_slices: int = MOST_SLICES) -> Cut:
-    """The fastest way to cut a product of so many rows of x."""
-
-    def seconds(way: Cut) -> float:
-        units = -(-tiles // SHAPES[way.rows].tiles) * way.slices * -(-rows // way.rows)
-        waves = -(-units // processors)
-        parts = 2 * 4 * way.slices * rows * tiles * TILE_ROWS if way.slices > 1 else 0
-        each = UNIT_SECONDS[way.rows] * SHAPES[way.rows].tiles / 16
-        return waves * blocks // way.slices * each + parts / PARTS_BYTES_PER_SECOND
-
-    slices = [n for n in range(1, most_slices + 1) if blocks % n == 0]
-    return min((Cut(size, n) for size in LINEAR_ROWS for n in slices), key=seconds)
 
 
 class RoundedRows(NamedTuple):
@@ -100,13 +38,13 @@ def empty_rows(rows: int, inputs: int, device: torch.device) -> RoundedRows:
 
 
 def quantize_rows(x: Tensor) -> RoundedRows:
-    """x bf16 [rows, inputs], inputs a multiple of 128."""
+    """x bf16 [rows, inputs], inputs a multiple of 128, rows at multiples of 16 bytes."""
     rows, inputs = x.shape
     blocks = inputs // BLOCK_INPUTS
     result = empty_rows(rows, inputs, x.device)
-    run = driver.kernel("small.cu", "PPPIIQ", "quantize_rows", packed=False)
+    run = driver.kernel("small.cu", "PPPIII", "quantize_rows", packed=False)
     total = rows * blocks
-    run((-(-total // 8),), 256, x, result.codes, result.scales, x.stride(0), blocks, total)
+    run((-(-total // 32),), 256, x, result.codes, result.scales, x.stride(0), blocks, total)
     return result
 
 
@@ -116,41 +54,54 @@ def supports(weight: Tiles) -> bool:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel: what it does, with which matrix, for units of how many rows, over slices of how many blocks, and whether of a list."""
+    """A kernel: what it does, with which matrix, units of how many rows and which shape, slices of how many blocks, and whether of a list."""
 
     kind: int
     weight: Tiles
     rows: int
+    shape: Shape
     blocks: int
     items: int
 
     @property
     def unit(self) -> driver.Unit:
-        return kernel(self.kind, self.weight, self.rows, self.blocks, items=self.items)[0].unit
+        return kernel(self.kind, self.weight, self.rows, self.blocks, items=self.items, shape=self.shape)[0].unit
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.rows, self.blocks, self.items))
+        return hash(self._key())
 
     def __eq__(self, other: object) -> bool:
         """Matrices of the same shape have the same kernel."""
         return isinstance(other, Variant) and self._key() == other._key()
 
-    def _key(self) -> tuple[int, ...]:
-        return self.kind, self.rows, self.blocks, self.items, self.weight.group
+    def _key(self) -> tuple[int | Shape, ...]:
+        return self.kind, self.rows, self.shape, self.blocks, self.items, self.weight.group
 
 
-def whole_rows(rows: int, weight: Tiles) -> int:
-    """Rows of a unit, of a product without slices."""
-    return cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors(), most_slices=1).rows
+def whole_cut(rows: int, weight: Tiles) -> Cut:
+    """Of a product without slices."""
+    return cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors(), most_slices=1)
 
 
 def whole_variant(rows: int, weight: Tiles) -> Variant:
-    return Variant(0, weight, whole_rows(rows, weight), weight.tile_blocks, 0)
+    way = whole_cut(rows, weight)
+    return Variant(0, weight, way.rows, way.shape, weight.tile_blocks, 0)
 
 
 def parts_variant(rows: int, weight: Tiles) -> Variant:
     way = cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors())
-    return Variant(0 if way.slices == 1 else 2, weight, way.rows, weight.tile_blocks // way.slices, 0)
+    return Variant(0 if way.slices == 1 else 2, weight, way.rows, way.shape, weight.tile_blocks // way.slices, 0)
+
+
+def gate_up_variant(rows: int, weight: Tiles) -> Variant:
+    """Of a dense feed-forward."""
+    way = whole_cut(rows, weight)
+    return Variant(1, weight, way.rows, way.shape, weight.tile_blocks, 1)
+
+
+def item_variants(rows: int, gate_up: Tiles, down: Tiles) -> set[Variant]:
+    """Of experts, for items of so many rows."""
+    return {Variant(kind, of, rows, SHAPES[rows], of.tile_blocks, 1) for kind, of in ((1, gate_up), (3, down))}
 
 
 def kernel(
@@ -196,8 +147,8 @@ def linear(
 
 def linear_whole(x: RoundedRows, weight: Tiles, out: Tensor, bias: Tensor | None = None) -> Tensor:
     """out bf16 [rows, outputs]."""
-    count = x.codes.shape[0]
-    return linear(x, weight, out, bias=bias, rows=whole_rows(count, weight))
+    way = whole_cut(x.codes.shape[0], weight)
+    return linear(x, weight, out, bias=bias, rows=way.rows, shape=way.shape)
 
 
 def linear_parts(x: RoundedRows, weight: Tiles) -> Tensor:
@@ -206,7 +157,7 @@ def linear_parts(x: RoundedRows, weight: Tiles) -> Tensor:
     way = cut(count, weight.num_tiles, weight.tile_blocks, driver.num_processors())
     dtype = torch.bfloat16 if way.slices == 1 else torch.float32
     parts = torch.empty(way.slices, count, weight.rows, dtype=dtype, device=x.codes.device)
-    linear(x, weight, parts[0] if way.slices == 1 else parts, rows=way.rows, slices=way.slices)
+    linear(x, weight, parts[0] if way.slices == 1 else parts, rows=way.rows, slices=way.slices, shape=way.shape)
     return parts
 
 

@@ -184,7 +184,7 @@ def wide_kernel(
     kind: int, weight: Tiles, rows: int, blocks: int, *, items: int, deep: int = 1, cluster: int = 1
 ) -> tuple[driver.Kernel, int]:
     """wide.cu for units of `rows` rows of x (16, 32, 64, 128, 144, 160 or 256) and 128 * deep rows of weights, and its bytes of shared memory."""
-    exact = rows <= 64 and (deep == 1 or cluster > 1)
+    exact = rows <= (64 if deep == 1 or cluster > 1 else 32)
     # Copies of less than 2 KB are slow, and weights are most of what few rows need.
     stage_blocks = 2 if exact and blocks % 2 == 0 else 1
     stage_bytes = stage_blocks * rows * 256 + -(-8 * deep * stage_blocks * weight.block_bytes // 1024) * 1024

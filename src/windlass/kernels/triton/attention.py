@@ -20,6 +20,7 @@ from torch import Tensor
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.triton.device import num_processors
+from windlass.kernels.triton.tiles.fp8 import power
 from windlass.kernels.triton.tiles.types import is_float, products_in
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -49,8 +50,9 @@ def _sequence_of(tile, starts, num_sequences, ROWS: tl.constexpr):
     do_not_specialize_on_alignment=["q", "positions", "starts", "lengths", "table"],
 )
 def _attend(
-    result, stats, q, keys, values, positions, starts, lengths, table, sinks, slopes, scale, window, num_sequences, num_rows, num_heads,
-    q_row, q_head, k_page, k_head, k_dim, k_token, v_page, v_head, v_token, table_row, splits,
+    result, stats, q, keys, values, scales, positions, starts, lengths, table, sinks, slopes, scale, window,
+    num_sequences, num_rows, num_heads,
+    q_row, q_head, k_page, k_head, k_dim, k_token, v_page, v_head, v_token, s_page, s_head, s_side, table_row, splits,
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
     SIZE_1: tl.constexpr, SIZE_2: tl.constexpr, BLOCK_1: tl.constexpr, BLOCK_2: tl.constexpr, VALUES: tl.constexpr,
     SINGLE: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr,
@@ -116,6 +118,9 @@ def _attend(
             page = tl.load(table + sequence.to(tl.int64) * table_row + token // PAGE, mask=whole, other=0).to(tl.int64)
             k_at = keys + kv_head * k_head + page * k_page + token % PAGE * k_token
             v_at = values + kv_head * v_head + page * v_page + token % PAGE * v_token
+            if scales is not None:
+                s_at = scales + kv_head * s_head + page * s_page + token % PAGE
+                k_power = power(tl.load(s_at, mask=whole, other=0))
         else:
             whole = inside
             page = (first_row + token).to(tl.int64)
@@ -123,13 +128,18 @@ def _attend(
             v_at = values + kv_head * v_head + page * v_page
         if LATENT:  # keys are values too: uninitialized memory must not be multiplied, even by zero
             whole = inside
-        k_1 = tl.load(k_at[None, :] + part_1[:, None] * k_dim, mask=whole[None, :] & (part_1 < SIZE_1)[:, None], other=0).to(TYPE)
+        k_1 = tl.load(k_at[None, :] + part_1[:, None] * k_dim, mask=whole[None, :] & (part_1 < SIZE_1)[:, None], other=0.0)
+        if scales is not None:
+            k_1 = k_1.to(tl.float32) * k_power[None, :]
+        k_1 = k_1.to(TYPE)
         scores = tl.dot(q_1, k_1, input_precision="ieee")
         if SIZE_2 > 0:
             k_2 = tl.load(
-                k_at[None, :] + (SIZE_1 + part_2)[:, None] * k_dim, mask=whole[None, :] & (part_2 < SIZE_2)[:, None], other=0
-            ).to(TYPE)
-            scores = tl.dot(q_2, k_2, scores, input_precision="ieee")
+                k_at[None, :] + (SIZE_1 + part_2)[:, None] * k_dim, mask=whole[None, :] & (part_2 < SIZE_2)[:, None], other=0.0
+            )
+            if scales is not None:
+                k_2 = k_2.to(tl.float32) * k_power[None, :]
+            scores = tl.dot(q_2, k_2.to(TYPE), scores, input_precision="ieee")
         scores *= scale * LOG2E
         distance = position[:, None] - token[None, :]
         if slopes is not None:
@@ -149,13 +159,18 @@ def _attend(
         if LATENT:
             mixed_1 = tl.dot(shares, tl.trans(k_1), mixed_1, input_precision="ieee")
         else:
-            v_1 = tl.load(v_at[:, None] + part_1[None, :], mask=inside[:, None] & (part_1 < SIZE_1)[None, :], other=0).to(TYPE)
-            mixed_1 = tl.dot(shares, v_1, mixed_1, input_precision="ieee")
+            v_1 = tl.load(v_at[:, None] + part_1[None, :], mask=inside[:, None] & (part_1 < SIZE_1)[None, :], other=0.0)
+            if scales is not None:
+                v_power = power(tl.load(s_at + s_side, mask=inside, other=0))
+                v_1 = v_1.to(tl.float32) * v_power[:, None]
+            mixed_1 = tl.dot(shares, v_1.to(TYPE), mixed_1, input_precision="ieee")
             if SIZE_2 > 0:
                 v_2 = tl.load(
-                    v_at[:, None] + SIZE_1 + part_2[None, :], mask=inside[:, None] & (part_2 < SIZE_2)[None, :], other=0
-                ).to(TYPE)
-                mixed_2 = tl.dot(shares, v_2, mixed_2 * fade[:, None], input_precision="ieee")
+                    v_at[:, None] + SIZE_1 + part_2[None, :], mask=inside[:, None] & (part_2 < SIZE_2)[None, :], other=0.0
+                )
+                if scales is not None:
+                    v_2 = v_2.to(tl.float32) * v_power[:, None]
+                mixed_2 = tl.dot(shares, v_2.to(TYPE), mixed_2 * fade[:, None], input_precision="ieee")
 
     at = row.to(tl.int64) * num_heads + head
     if SPLIT:
@@ -258,13 +273,17 @@ def _run(result: Tensor, keys: Tensor, values: Tensor, args: AttentionArgs, shap
         strides = (keys.stride(0), keys.stride(1), 1, keys.stride(2), keys.stride(0), keys.stride(1), keys.stride(2))
     else:
         strides = (*keys.stride(), *values.stride()[:3])
+    scales = None if cache is None else cache.scales
+    strides += (0, 0, 0) if scales is None else scales.stride()[:3]
+    # What fp8 stands for is exact in bf16.
+    product_type = q.dtype if scales is not None else torch.promote_types(q.dtype, keys.dtype)
     _attend[(shape.tiles, heads // shape.group * shape.head_blocks, splits)](
-        parts, stats, q, keys, values, step.positions, step.starts, step.lengths, step.blocks, args.sinks, args.slopes, args.scale, window or 0,
-        sequences, num_rows, heads, q.stride(0), q.stride(1), *strides, step.blocks.stride(0), splits,
+        parts, stats, q, keys, values, scales, step.positions, step.starts, step.lengths, step.blocks, args.sinks, args.slopes, args.scale,
+        window or 0, sequences, num_rows, heads, q.stride(0), q.stride(1), *strides, step.blocks.stride(0), splits,
         GROUP=shape.group, HEADS=shape.heads, ROWS=shape.rows, BLOCK=shape.block, TOKENS=shape.tokens,
         SIZE_1=shape.sizes[0], SIZE_2=shape.sizes[1], BLOCK_1=shape.blocks[0], BLOCK_2=shape.blocks[1], VALUES=width,
         SINGLE=rows == sequences, PAGED=cache is not None, LATENT=latent, WINDOW=window is not None, SPLIT=splits > 1,
-        TYPE=products_in(torch.promote_types(q.dtype, keys.dtype)), num_warps=shape.num_warps, num_stages=2,
+        TYPE=products_in(product_type), num_warps=shape.num_warps, num_stages=2,
     )  # fmt: skip
     if stats is not None:
         _join[(rows, heads)](

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.kernels.arguments import LatentArgs
+from windlass.kernels.triton.tiles.fp8 import coded, scale_for
 from windlass.kernels.triton.tiles.rotate import partners, turned
 from windlass.kernels.triton.tiles.types import is_float
 
@@ -19,7 +20,7 @@ PAGE = tl.constexpr(BLOCK_TOKENS)
 
 @triton.jit
 def _join(
-    queries, keys, absorbed, q, kv, norm, table, positions, cached, slots, eps, absorbed_row, absorbed_head, q_row, q_head, kv_row,
+    queries, keys, absorbed, q, kv, norm, table, positions, cached, scales, slots, eps, absorbed_row, absorbed_head, q_row, q_head, kv_row,
     page_stride, token_stride,
     HEADS: tl.constexpr, LATENT: tl.constexpr, BEFORE: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr, TURNS: tl.constexpr,
@@ -52,8 +53,15 @@ def _join(
     if cached is not None and head == HEADS:
         slot = tl.load(slots + row).to(tl.int64)
         into = cached + slot // PAGE * page_stride + slot % PAGE * token_stride
-        tl.store(into + at, numbers.to(cached.dtype.element_ty), mask=inside & (slot >= 0))
-        tl.store(into + LATENT + turn, rotated.to(cached.dtype.element_ty), mask=turns & (slot >= 0))
+        if scales is not None:  # a page of them is PAGE bytes
+            first_part, second_part = numbers.to(tl.float32), tl.where(turns, rotated.to(tl.float32), 0.0)
+            scale = scale_for(tl.maximum(tl.max(tl.abs(first_part), 0), tl.max(tl.abs(second_part), 0)))
+            tl.store(scales + slot, scale.to(tl.uint8), mask=slot >= 0)
+            first_stored, second_stored = coded(first_part, scale), coded(second_part, scale)
+        else:
+            first_stored, second_stored = numbers, rotated
+        tl.store(into + at, first_stored.to(cached.dtype.element_ty), mask=inside & (slot >= 0))
+        tl.store(into + LATENT + turn, second_stored.to(cached.dtype.element_ty), mask=turns & (slot >= 0))
 
 
 def join_latent(args: LatentArgs) -> tuple[Tensor, Tensor] | None:
@@ -70,7 +78,8 @@ def join_latent(args: LatentArgs) -> tuple[Tensor, Tensor] | None:
     strides = (0, 0) if cache is None else (cache.keys.stride(0), cache.keys.stride(2))
     if rows:
         _join[(rows, heads + 1)](
-            queries, keys, absorbed, q, kv, norm, table, args.positions, None if cache is None else cache.keys, args.slots, args.eps,
+            queries, keys, absorbed, q, kv, norm, table, args.positions, None if cache is None else cache.keys,
+            None if cache is None else cache.scales, args.slots, args.eps,
             absorbed.stride(0), absorbed.stride(1), q.stride(0), q.stride(1), kv.stride(0), *strides,
             HEADS=heads, LATENT=latent, BEFORE=q.shape[2] - 2 * half, HALF=half, INTERLEAVED=args.interleaved,
             BLOCK=triton.next_power_of_2(latent), TURNS=triton.next_power_of_2(2 * half), num_warps=2,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.kernels.arguments import QkvArgs
+from windlass.kernels.triton.tiles.fp8 import coded, scale_for
 from windlass.kernels.triton.tiles.rotate import partners, turned
 from windlass.kernels.triton.tiles.types import is_float
 
@@ -28,8 +29,8 @@ def _weight(q_norm, k_norm, head, at, inside, HEADS: tl.constexpr):
 
 @triton.jit
 def _split(
-    result, qkv, q_norm, k_norm, table, positions, keys, values, slots, eps, qkv_stride,
-    k_page, k_head, k_dim, k_token, v_page, v_head, v_token,
+    result, qkv, q_norm, k_norm, table, positions, keys, values, scales, slots, eps, qkv_stride,
+    k_page, k_head, k_dim, k_token, v_page, v_head, v_token, s_page, s_head, s_side,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -58,12 +59,20 @@ def _split(
     if keys is not None and head >= HEADS:
         slot = tl.load(slots + row).to(tl.int64)
         there = inside & (slot >= 0)
+        if scales is not None:
+            wide = numbers.to(tl.float32)
+            scale = scale_for(tl.max(tl.abs(wide), 0))
+            of = (head - HEADS) % KV_HEADS * s_head + (head - HEADS) // KV_HEADS * s_side
+            tl.store(scales + slot // PAGE * s_page + of + slot % PAGE, scale.to(tl.uint8), mask=slot >= 0)
+            to_store = coded(wide, scale)
+        else:
+            to_store = numbers
         if head < HEADS + KV_HEADS:
             to = keys + slot // PAGE * k_page + (head - HEADS) * k_head + slot % PAGE * k_token + at * k_dim
-            tl.store(to, numbers.to(keys.dtype.element_ty), mask=there)
+            tl.store(to, to_store.to(keys.dtype.element_ty), mask=there)
         else:
             to = values + slot // PAGE * v_page + (head - HEADS - KV_HEADS) * v_head + slot % PAGE * v_token + at
-            tl.store(to, numbers.to(values.dtype.element_ty), mask=there)
+            tl.store(to, to_store.to(values.dtype.element_ty), mask=there)
 
 
 def split_qkv(args: QkvArgs) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -77,8 +86,9 @@ def split_qkv(args: QkvArgs) -> tuple[Tensor, Tensor, Tensor] | None:
     values = qkv[:, turning * head_dim :].unflatten(1, (num_kv_heads, head_dim))
     heads = turning if cache is None else turning + num_kv_heads
     q_norm, k_norm = norms or (None, None)
-    places = (None, None, None) if cache is None else (cache.keys, cache.values, args.slots)
+    places = (None, None, None, None) if cache is None else (cache.keys, cache.values, cache.scales, args.slots)
     strides = (0,) * 7 if cache is None else (*cache.keys.stride(), *cache.values.stride()[:3])
+    strides += (0, 0, 0) if cache is None or cache.scales is None else cache.scales.stride()[:3]
     if rows:
         _split[(rows, heads)](
             made, qkv, q_norm, k_norm, table, args.positions, *places, args.eps, qkv.stride(0), *strides,

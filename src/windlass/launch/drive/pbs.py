@@ -37,8 +37,8 @@ class Pbs:
             found = parse_job(_run(["qstat", "-f", last]))
         except SchedulerFailed as error:
             known = "Unknown Job" in str(error) or "has finished" in str(error)
-            reason = "the server no longer knows it" if known else str(error)
-            return ended_state(folder, num_tasks) or JobState(state="unknown", reason=reason)
+            reason = "the server no longer knows it, and it left no exit file" if known else str(error)
+            return ended_state(folder, num_tasks) or JobState(state="unknown", reason=reason, is_lost=known)
         if found.state in ("running", "waiting"):
             return found
         return ended_state(folder, num_tasks) or found

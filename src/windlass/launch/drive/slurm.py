@@ -101,7 +101,9 @@ class Slurm:
 
 
 LOST = JobState(
-    state="unknown", reason="Slurm no longer knows it, and it left no exit file: it was cancelled, or its node was lost"
+    state="unknown",
+    reason="Slurm no longer knows it, and it left no exit file: it was cancelled, or its node was lost",
+    is_lost=True,
 )
 
 

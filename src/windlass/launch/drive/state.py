@@ -40,10 +40,12 @@ class JobState(Frozen):
     """Why it waits, or how it ended."""
     hosts: str = ""
     started: float | None = None
+    is_lost: bool = False
+    """The scheduler has forgotten it, and it left no exit file: nothing more will be heard of it."""
 
     @property
     def is_final(self) -> bool:
-        return self.state in ("done", "stopped", "failed", "cancelled")
+        return self.is_lost or self.state in ("done", "stopped", "failed", "cancelled")
 
 
 class Driver(Protocol):
@@ -66,7 +68,8 @@ class Exit(Frozen):
 def runs_of(folder: Path, job_id: str = "") -> list[Path]:
     """Folders of attempts, newest first; of one id only, if it is given."""
     with suppress(OSError):
-        found = [path for path in folder.glob(f"run-{job_id}*") if path.is_dir()]
+        named = [f"run-{job_id}-*", f"run-{job_id}_*"] if job_id else ["run-*"]  # not those of job 123 for job 12
+        found = [path for name in named for path in folder.glob(name) if path.is_dir()]
         return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
     return []
 

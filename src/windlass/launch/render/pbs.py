@@ -34,14 +34,22 @@ def directives(job: Job, settings: Settings) -> list[str]:
         lines.append(f"-l walltime={walltime(settings.time_seconds)}")
     lines += [f"-{flag} {value}" for flag, value in (("q", settings.partition), ("A", settings.account)) if value]
     lines.append(f"-r {'y' if settings.requeue else 'n'}")
-    if job.values:
-        lines.append(f"-{'t' if settings.dialect == 'torque' else 'J'} 0-{len(job.values) - 1}" + _limit(settings))
-    return lines + list(settings.extra)
+    return [*lines, *_array(job, settings), *settings.extra]
 
 
-def _limit(settings: Settings) -> str:
-    """Torque writes the limit of an array as Slurm does; PBS Pro wants max_run_subjobs, which is set apart."""
-    return f"%{settings.array_limit}" if settings.array_limit else ""
+def _array(job: Job, settings: Settings) -> list[str]:
+    """Torque writes the limit of an array as Slurm does; of PBS Pro's versions only some take that, and all since 19.4 the attribute."""
+    if not _is_array(job):
+        return []
+    numbers, limit = f"0-{len(job.values) - 1}", settings.array_limit
+    if settings.dialect == "torque":
+        return [f"-t {numbers}{f'%{limit}' if limit else ''}"]
+    return [f"-J {numbers}", *([f"-W max_run_subjobs={limit}"] if limit else [])]
+
+
+def _is_array(job: Job) -> bool:
+    """PBS Pro refuses an array of one."""
+    return len(job.values) > 1
 
 
 def _escaped(path: str) -> str:
@@ -97,6 +105,8 @@ def _batch(job: Job, settings: Settings) -> str:
 def _index(job: Job, settings: Settings) -> list[str]:
     if not job.values:
         return []
+    if not _is_array(job):
+        return ['printf "0\\n" > "$run/index"']
     return [f'printf "%s\\n" "${"PBS_ARRAYID" if settings.dialect == "torque" else "PBS_ARRAY_INDEX"}" > "$run/index"']
 
 

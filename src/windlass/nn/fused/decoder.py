@@ -1,13 +1,14 @@
 """The decoder's forward pass in a few kernels per layer (kernels/cuda): the same weights and the same mathematics as nn/decoder.py.
 
 The residual stream is fp32; what a half layer adds to it stays in partial sums until the next norm reads them, which saves a pass over
-memory. One row: norms are fused into the products; up to 64 rows: weights are streamed; more: activations are rounded to 8 bits and multiplied
-in integers where weights have groups of 128, else in bf16. core/fused.py says which models are supported.
+memory. One row: norms are fused into the products; up to 64 rows (8 of a dense model): weights are streamed; more: activations are rounded to 8
+bits and multiplied in integers where weights have groups of 128, else in bf16. core/fused.py says which models are supported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,8 +25,9 @@ from windlass.kernels.cuda import attention as heads
 from windlass.kernels.cuda import driver, int8, linear, norm
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
-from windlass.kernels.step import KvCache, Step
-from windlass.nn.fused.feed_forward import OffloadedFeed, RoutedFeed, SlicedFeed, dense_feed, routed_feed, wide_product
+from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
+from windlass.nn.fused.feed_forward import DenseFeed, OffloadedFeed, RoutedFeed, SlicedFeed, dense_feed, routed_feed, wide_product
+from windlass.nn.fused.prompts import BEGUN_ROWS, Prompts, attend_whole, continued, padded_rows, prompts_of
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.attention import AttentionMixer
 from windlass.nn.moe import MixtureOfExperts
@@ -34,13 +36,11 @@ from windlass.nn.parallel.stage import Stage
 
 MAX_ROWS = 64
 """Beyond, products are compute-bound."""
+DENSE_ROWS = 8
+"""The same where every weight meets every row: in bf16, reading rows from the second-level cache takes longer than reading weights."""
 DEPENDENT_ROWS = 1024
 """Up to this many rows, programmatic dependent launch: 10 % faster at one row, 2 % at 64; 0.5 % slower at 2,048."""
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-PROMPT_ROWS = 256
-"""New prompts are padded to a multiple of so many rows for attention."""
-FRESH_SEQUENCES = 16
-"""Up to this many new prompts in a step use PyTorch's attention, one call each."""
 
 
 @dataclass
@@ -92,6 +92,8 @@ class FusedLayer:
         feed = layer.feed_forward
         self.feed = routed_feed(feed) if isinstance(feed, MixtureOfExperts) else dense_feed(feed)
         self.in_int8 = all(map(int8.supports, (self.qkv, self.out, self.feed.gate_up, self.feed.down)))
+        self.most_streamed = DENSE_ROWS if self.in_int8 and isinstance(self.feed, DenseFeed) else MAX_ROWS
+        """Rows of a step up to which weights are streamed."""
 
     def one(self, h: Tensor, cache: KvCache, space: AttentionLaunch) -> None:
         """h fp32 [hidden], in place."""
@@ -138,7 +140,7 @@ class FusedLayer:
         rows = qkv.shape[0] - space.padding
         self._normed_heads(qkv[:rows])
         if space.prompts is not None and space.prompts.new == [(0, rows)] and not space.decoding.tokens.shape[0]:
-            return _whole(*self._rotated(qkv, space.prompts, cache), self.mixer.scale)[:rows]
+            return attend_whole(*self._rotated(qkv, space.prompts, cache), self.mixer.scale)[:rows]
         out = torch.empty(rows, self.mixer.num_heads * self.mixer.head_dim, dtype=qkv.dtype, device=qkv.device)
         decoding = space.decoding.tokens.shape[0]
         if decoding:
@@ -160,7 +162,7 @@ class FusedLayer:
             return
         heads.decode_attention(
             qkv, rotary.table, step.positions, step.slots, step.lengths, step.blocks, cache.keys, cache.values, out, space.attention,
-            scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
+            scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved, scales=cache.scales,
         )  # fmt: skip
 
     def _decoded_chained(self, qkv: Tensor, cache: KvCache, space: AttentionLaunch, out: Tensor) -> None:
@@ -177,11 +179,13 @@ class FusedLayer:
             cache.values,
             mixer.num_kv_heads,
             interleaved=rotary.interleaved,
+            scales=cache.scales,
         )
         with driver.dependent_launches(False):
             heads.decode_attention(
                 qkv, space.unrotated, space.start[: qkv.shape[0]], step.slots, step.lengths, step.blocks, cache.keys, cache.values, out,
                 space.attention, scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
+                scales=cache.scales,
             )  # fmt: skip
 
     def _prefilled(self, qkv: Tensor, prompts: Prompts, cache: KvCache, out: Tensor) -> None:
@@ -189,10 +193,10 @@ class FusedLayer:
         q, k, v = self._rotated(qkv, prompts, cache)
         if prompts.begun is not None:
             rows = prompts.begun.tokens.shape[0]
-            out[:rows] = attention(AttentionArgs(q[:rows], k[:rows], v[:rows], prompts.begun, cache, scale=self.mixer.scale))
+            out[:rows] = self.general_attention((q[:rows], k[:rows], v[:rows]), prompts.begun, cache)
         for first, last in prompts.new:
             padded = slice(first, first + padded_rows(last - first))
-            out[first:last] = _whole(q[padded], k[padded], v[padded], self.mixer.scale)[: last - first]
+            out[first:last] = attend_whole(q[padded], k[padded], v[padded], self.mixer.scale)[: last - first]
 
     def _rotated(self, qkv: Tensor, prompts: Prompts, cache: KvCache) -> tuple[Tensor, ...]:
         """Queries, keys and values [rows and padding, heads, dim]; keys and values are stored in the cache too."""
@@ -200,54 +204,18 @@ class FusedLayer:
         assert rotary is not None
         heads.rotate_store(
             qkv[: prompts.positions.shape[0]], rotary.table, prompts.positions, prompts.slots, cache.keys, cache.values,
-            mixer.num_kv_heads, interleaved=rotary.interleaved,
+            mixer.num_kv_heads, interleaved=rotary.interleaved, scales=cache.scales,
         )  # fmt: skip
+        return self.heads_of(qkv)
+
+    def heads_of(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values [rows, heads, dim]."""
+        mixer = self.mixer
         return qkv.view(qkv.shape[0], -1, mixer.head_dim).split((mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads), dim=1)
 
-
-def padded_rows(rows: int) -> int:
-    """cuDNN plans each length anew, which takes longer than the attention itself: few lengths are used. Rows behind the last one of a prompt
-    change nothing, as attention is causal; they are those of the next prompt, or zeros."""
-    return -(-rows // PROMPT_ROWS) * PROMPT_ROWS
-
-
-def _whole(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """A new sequence: [tokens, heads, dim] -> [tokens, heads * dim]."""
-    out = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, scale=scale, enable_gqa=True
-    )
-    return out[0].transpose(0, 1).reshape(q.shape[0], -1)
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The rows of a step that are prompts, which follow those of decoding sequences."""
-
-    positions: Tensor
-    slots: Tensor
-    begun: Step | None
-    """Of prompts that have tokens in the cache, and of any beyond FRESH_SEQUENCES; they come first."""
-    new: list[tuple[int, int]]
-    """First and last row of the others."""
-    padding: int
-    """Rows that attention of these reads behind the last one."""
-
-
-def prompts_of(step: Step, first: int) -> Prompts:
-    """Of the sequences from `first` on, which is also the number of rows before them."""
-    starts, lengths = step.sizes()
-    bounds = [(a - first, b - first) for a, b in pairwise(starts[first:])]
-    num_begun = next((i for i, (a, b) in enumerate(bounds) if b - a == lengths[first + i]), len(bounds))
-    if any(b - a != length for (a, b), length in zip(bounds[num_begun:], lengths[first + num_begun :], strict=True)):
-        num_begun = len(bounds)
-    num_begun = max(num_begun, len(bounds) - FRESH_SEQUENCES)
-    return Prompts(
-        positions=step.positions[first:],
-        slots=step.slots[first:],
-        begun=step.part(first, first + num_begun) if num_begun else None,
-        new=bounds[num_begun:],
-        padding=max((a + padded_rows(b - a) - bounds[-1][1] for a, b in bounds[num_begun:]), default=0),
-    )
+    def general_attention(self, qkv: Sequence[Tensor], step: Step, cache: KvCache) -> Tensor:
+        """Over the cache, where the rows' own keys and values are already."""
+        return attention(AttentionArgs(*qkv, step, cache, scale=self.mixer.scale))
 
 
 @dataclass(frozen=True)
@@ -350,15 +318,31 @@ class FusedDecoder:
     def prepare(self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache]) -> None:
         """Compiles what these steps need, and steps of up to so many rows, several kernels at a time."""
         needed: set[int8.Variant] = set()
-        counts = range(MAX_ROWS + 1, max_rows + 1)
         for layer in {type(layer.feed): layer for layer in self.layers if layer.in_int8}.values():
+            counts = range(layer.most_streamed + 1, max_rows + 1)
             needed |= {int8.whole_variant(rows, layer.qkv) for rows in counts}
             needed |= {int8.parts_variant(rows, layer.out) for rows in counts}
-            needed |= layer.feed.int8_kernels(max_rows)
+            needed |= layer.feed.int8_kernels(counts)
+        steps = list(steps)
         with driver.collecting() as units:
             for step in steps:
                 self(step, caches)
-        driver.compile_all(units | {variant.unit for variant in needed})
+        with ThreadPoolExecutor(1) as other:  # Triton's compiler uses one core, and nearly as long as the others together
+            begun = other.submit(self._compile_begun, steps[0], caches[0], max_rows)
+            driver.compile_all(units | {variant.unit for variant in needed})
+            begun.result()
+
+    @torch.inference_mode()
+    def _compile_begun(self, step: Step, cache: KvCache, max_rows: int) -> None:
+        """The kernels of prompts that have begun, with few rows and with many. `step`: any, for its block table."""
+        layer, device = self.layers[0], step.tokens.device
+        with torch.cuda.device(device):
+            for rows in BEGUN_ROWS:
+                length = min(max_rows + rows, step.blocks.shape[1] * BLOCK_TOKENS)
+                if length <= rows:
+                    continue
+                qkv = torch.zeros(rows, layer.qkv.rows, dtype=torch.bfloat16, device=device)
+                layer.general_attention(layer.heads_of(qkv), continued(step, rows, length), cache)
 
     def experts_touched(self, rows: int) -> float | None:
         """Average number of experts used per routed layer by the last step of up to 64 rows. Synchronizes."""
@@ -375,7 +359,7 @@ class FusedDecoder:
     def _more(self, stream: ResidualStream, step: Step, caches: Sequence[KvCache]) -> ResidualStream:
         rows, space = stream.h.shape[0], self.space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
-            (layer.several if rows <= MAX_ROWS else layer.wide)(stream, cache, space)
+            (layer.several if rows <= layer.most_streamed else layer.wide)(stream, cache, space)
         return stream
 
     def _logits(self, stream: ResidualStream, step: Step) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from windlass.core import integer_units
 from windlass.core.model import Scoring
 from windlass.kernels.cuda import experts, int8, linear, route
 from windlass.kernels.cuda import norm as norms
@@ -68,7 +69,8 @@ class DenseFeed:
         if rows <= 8 and self.gate_up.tile_blocks <= MAX_STREAMED_BLOCKS:
             experts.gate_up_many(x, self.gate_up, act, self._all_rows(rows, 8))
         else:
-            experts.gate_up_wide(x, self.gate_up, act, self._all_rows(rows, 64), deep=1)
+            size = next(size for size in (16, 32, 64) if rows <= size)
+            experts.gate_up_wide(x, self.gate_up, act, self._all_rows(rows, size), deep=2 if size <= 32 else 1)
         return linear.linear_parts(act, self.down), None
 
     def wide(self, x: Tensor) -> Parts:
@@ -79,8 +81,10 @@ class DenseFeed:
 
     def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
         rows = x.shape[0]
-        act = torch.zeros(rows, self.down.width, dtype=torch.bfloat16, device=x.device)
-        int8.gate_up(rounded, self.gate_up, act, self._all_rows(rows, int8.whole_rows(rows, self.gate_up)))
+        make = torch.zeros if self.down.width > self.down.inputs else torch.empty
+        act = make(rows, self.down.width, dtype=torch.bfloat16, device=x.device)
+        way = int8.whole_cut(rows, self.gate_up)
+        int8.gate_up(rounded, self.gate_up, act, self._all_rows(rows, way.rows), shape=way.shape)
         return int8.linear_parts(int8.quantize_rows(act), self.down), None
 
     def _act(self, rows: int) -> Tensor:
@@ -91,13 +95,11 @@ class DenseFeed:
     def _all_rows(self, rows: int, item_rows: int) -> Routes:
         return _all_rows(rows, item_rows, self.down.data.device)
 
-    def int8_kernels(self, max_rows: int) -> set[int8.Variant]:
-        """That steps of 65 to `max_rows` rows need."""
-        counts = range(MAX_ROWS + 1, max_rows + 1)
-        items = {
-            int8.Variant(1, self.gate_up, int8.whole_rows(rows, self.gate_up), self.gate_up.tile_blocks, 1) for rows in counts
+    def int8_kernels(self, counts: range) -> set[int8.Variant]:
+        """That steps of so many rows need."""
+        return {int8.gate_up_variant(rows, self.gate_up) for rows in counts} | {
+            int8.parts_variant(rows, self.down) for rows in counts
         }
-        return items | {int8.parts_variant(rows, self.down) for rows in counts}
 
 
 @functools.cache
@@ -187,17 +189,17 @@ class RoutedFeed:
         mean = self._mean_rows(rows)
         if mean <= FEW_ROWS_BEFORE_INT8:
             return self._streamed(x)
-        routes = self._dispatched(x, int8.item_rows(mean))
+        routes = self._dispatched(x, integer_units.item_rows(mean))
         act = _halves(rows * self.slots, self.width, device=device)
         parts = _halves(rows * self.slots, x.shape[1], device=device)
         int8.gate_up(rounded, self.gate_up, act, routes)
         int8.down(int8.quantize_rows(act), self.down, parts, routes)
         return parts.view(rows, self.slots, -1), routes.weights
 
-    def int8_kernels(self, max_rows: int) -> set[int8.Variant]:
-        """That steps of up to `max_rows` rows need."""
-        sizes = {int8.item_rows(self._mean_rows(rows)) for rows in range(MAX_ROWS + 1, max_rows + 1)}
-        return {int8.Variant(k, w, n, w.tile_blocks, 1) for n in sizes for k, w in ((1, self.gate_up), (3, self.down))}
+    def int8_kernels(self, counts: range) -> set[int8.Variant]:
+        """That steps of so many rows need."""
+        sizes = {integer_units.item_rows(self._mean_rows(rows)) for rows in counts}
+        return {variant for rows in sizes for variant in int8.item_variants(rows, self.gate_up, self.down)}
 
     def _streamed(self, x: Tensor) -> Parts:
         """Where experts have few rows each, reading weights takes the time."""
@@ -290,11 +292,11 @@ class SlicedFeed:
         """After a step that did not come to its end."""
         self._tiles.abandon()
 
-    def int8_kernels(self, max_rows: int) -> set[int8.Variant]:
-        """That steps of 65 to `max_rows` rows need."""
+    def int8_kernels(self, counts: range) -> set[int8.Variant]:
+        """That steps of so many rows need."""
         fetched = self._of_fetched(0) if self._staged.num_slices else None
         feeds = [feed for feed in (self._device, fetched) if feed is not None]
-        return {variant for feed in feeds for variant in feed.int8_kernels(max_rows)}
+        return {variant for feed in feeds for variant in feed.int8_kernels(counts)}
 
     def _added(self, first: int, product: Callable[[DenseFeed], Tensor]) -> Parts:
         """Of what is on the device, and of the slices from `first` on. The device's own part comes first: copies run meanwhile."""

@@ -11,10 +11,9 @@ import msgspec
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.hardware.spec import Node
-from windlass.core.model import kv_bytes_per_token
 from windlass.core.plan import DeviceMemoryPlan, Reason
 from windlass.core.rule import Rule
-from windlass.core.scheme import KV_BYTES
+from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.budget import LOADING_BYTES, PROCESS_BYTES, activation_bytes
 from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.device import (
@@ -83,7 +82,7 @@ class _RankPlacer:
     def _needs(self) -> DeviceNeeds:
         work, spec, kv = self._found.workload, self._found.spec, self._found.scheme.kv
         tokens = -(-work.context_tokens // BLOCK_TOKENS) * BLOCK_TOKENS * -(-work.concurrency // self._found.layout.dp)
-        return DeviceNeeds(kv, tokens * kv_bytes_per_token(spec, KV_BYTES[kv]), work.context_tokens)
+        return DeviceNeeds(kv, tokens * kv_token_bytes(spec, kv), work.context_tokens)
 
     def _stage(self, slot: DeviceSlot) -> ModelStage:
         return ModelStage(self._found.spec, self._found.fit.stages[slot.pp])

@@ -1,8 +1,9 @@
 """Time of a forward pass in our fused GPU kernels, kernel by kernel: memory reads or FLOPs, overhead, and the gap after each kernel.
 
 Kernel selection by rows per step mirrors nn.fused: one row streams all weights; 2 to 64 rows stream the experts, eight rows per work item,
-and from nine rows on use tiled matmuls for the other matrices; more rows use tiled matmuls everywhere. Tiles run in waves over the SMs,
-so a partial wave takes as long as a full one. Constants and their measurements: engines/kernel_times.py.
+and from nine rows on use tiled matmuls for the other matrices (in integers where a model is dense); more rows use tiled matmuls
+everywhere. Tiles run in waves over the SMs, so a partial wave takes as long as a full one. Constants and their measurements:
+engines/kernel_times.py, core/integer_units.py.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import ceil, exp, lgamma, log, log1p
 from windlass.core import fused
 from windlass.core.fused import BLOCK_INPUTS, HEAD_DIM, TILE_ROWS, num_blocks
 from windlass.core.hardware.spec import Device
+from windlass.core.integer_units import ITEM_BLOCKS, ITEM_SECONDS, MOST_SLICES, Cut, cut, item_rows
 from windlass.core.layout import Layout
 from windlass.core.model import Attention, Layer, ModelSpec, MoE
 from windlass.core.place import Placement, local_experts, local_shape, stored
@@ -30,6 +32,8 @@ WHOLE_TOKENS, SPLIT_TOKENS, MAX_SPLITS = 512, 256, 64
 ITEM_ROWS = (64, 128, 160)
 """Rows of an expert per work item above 64 rows, if it has more than `STREAMED_MEAN` rows on average."""
 STREAMED_MEAN = 12
+INTEGER_MEAN = 6
+"""The same with integer products."""
 PROCESSORS = {"H100-PCIe": 114, "H20": 78}
 HOPPER_PROCESSORS = 132
 MEASURED_RATE = 790e12
@@ -68,6 +72,8 @@ class LayerShape:
     down: PackedMatrix
     kv_heads: int
     head_norm: bool
+    kv_bytes: float = 4.0 * HEAD_DIM
+    """Key and value of a token and head."""
     experts: int = 0
     """Experts on this device; 0: a dense feed-forward."""
     all_experts: int = 0
@@ -77,6 +83,11 @@ class LayerShape:
     @property
     def hidden(self) -> int:
         return self.qkv.inputs
+
+    @property
+    def in_integers(self) -> bool:
+        """Whether many rows are multiplied in integers."""
+        return all(matrix.group == BLOCK_INPUTS for matrix in (self.qkv, self.out, self.gate_up, self.down))
 
 
 def applies(spec: ModelSpec, how: Scheme, device: Device) -> bool:
@@ -104,11 +115,11 @@ def layer_shapes(
     known: dict[tuple[int, ...], LayerShape] = {}
     for layer, numbers in zip(spec.layers, of_layer, strict=True):
         if (key := tuple(numbers)) not in known:
-            known[key] = _layer_shape(layer, dict(matrices[number] for number in numbers), held)
+            known[key] = _layer_shape(layer, dict(matrices[number] for number in numbers), held, how)
     return tuple(known[tuple(numbers)] for numbers in of_layer)
 
 
-def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int) -> LayerShape:
+def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int, how: Scheme) -> LayerShape:
     assert isinstance(layer.mixer, Attention)
     ffn = layer.feed_forward
     prefix = "ffn.experts.{expert}." if isinstance(ffn, MoE) else "ffn."
@@ -122,6 +133,7 @@ def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int) -> 
         down=down,
         kv_heads=-(-k.rows // HEAD_DIM),
         head_norm=layer.mixer.qk_norm,
+        kv_bytes=2 * (HEAD_DIM * how.kv_element_bytes + how.kv_vector_bytes),
         experts=held if mixture else 0,
         all_experts=mixture.num_experts if mixture else 0,
         active=mixture.num_active if mixture else 0,
@@ -175,8 +187,14 @@ class KernelModel:
         if rows == 1:
             return mixer + self._one(shape)
         gaps = 0.0 if rows <= DEPENDENT_ROWS else self.times.gap * (8 + 2 * bool(shape.experts) + shape.head_norm)
-        halves = self._several(shape, rows, crowd) if rows <= STREAMED_ROWS else self._many(shape, rows, crowd)
+        halves = self._halves(shape, rows, crowd)
         return max(mixer + halves + gaps, self.times.eager if rows > max(sequences, STREAMED_ROWS) else 0.0)
+
+    def _halves(self, shape: LayerShape, rows: int, crowd: float) -> float:
+        """All of a layer but attention."""
+        if shape.in_integers and rows > (STREAMED_ROWS if shape.experts else FEW_ROWS):
+            return self._integers(shape, rows, crowd)
+        return (self._many if rows > STREAMED_ROWS else self._several)(shape, rows, crowd)
 
     # one row
 
@@ -233,6 +251,52 @@ class KernelModel:
 
     # more rows
 
+    def _integers(self, shape: LayerShape, rows: int, crowd: float) -> float:
+        """Rows are rounded to 8 bits; products are cut as the kernels cut them."""
+        whole, parts, inner = [shape.qkv], [shape.out], shape.out.inputs
+        if not shape.experts:
+            whole, parts, inner = [shape.qkv, shape.gate_up], [shape.out, shape.down], inner + shape.down.inputs
+        cuts = [self._cut(matrix, rows, 1) for matrix in whole] + [self._cut(matrix, rows) for matrix in parts]
+        products = sum(self._integer_product(of.num_bytes, way.seconds) for of, way in zip(whole + parts, cuts, strict=True))
+        norms = sum(self._sums(shape.hidden, rows, way.slices) for way in cuts[len(whole) :])
+        rest = self._routed_integers(shape, rows, crowd) if shape.experts else 0.0
+        return products + norms + self._rounded(rows * inner) + rest
+
+    def _cut(self, matrix: PackedMatrix, rows: int, most_slices: int = MOST_SLICES) -> Cut:
+        return cut(rows, -(-matrix.rows // TILE_ROWS), matrix.blocks, self.processors, most_slices)
+
+    def _integer_product(self, num_bytes: float, seconds: float) -> float:
+        """`seconds`: on the GPU where units were timed."""
+        return self.times.tiled + max(seconds * max(MEASURED_RATE / self.rate, 1.0), num_bytes / self.bandwidth)
+
+    def _rounded(self, numbers: float) -> float:
+        """bf16 is read, bytes are written."""
+        return self.times.small + 3 * numbers / (self.bandwidth * self.times.round_share)
+
+    def _routed_integers(self, shape: LayerShape, rows: int, crowd: float) -> float:
+        norm = self._add_norm(shape.hidden, rows, 2, shape.active + shape.shared)
+        before = norm + self._logits(shape, rows) + self.times.dispatch
+        mean = rows * shape.active / shape.all_experts
+        if mean <= INTEGER_MEAN:
+            return before + self._routed(shape, rows, crowd)
+        size = item_rows(mean)
+        items = shape.experts * items_of(rows, shape.active / shape.all_experts, size) * crowd + shape.shared * -(-rows // size)
+        held = shape.experts * shape.active / shape.all_experts + shape.shared
+        return (
+            before
+            + sum(self._items(of, items, size) for of in (shape.gate_up, shape.down))
+            + self._rounded(rows * held * shape.down.inputs)
+        )
+
+    def _items(self, matrix: PackedMatrix, items: float, size: int) -> float:
+        """An item's weights are read once for each; a unit has the overhead of a few blocks."""
+        waves = ceil(-(-matrix.rows // 256) * items / self.processors)
+        return self._integer_product(matrix.num_bytes * items, waves * (matrix.blocks + ITEM_BLOCKS) * ITEM_SECONDS[size])
+
+    def _logits(self, shape: LayerShape, rows: int) -> float:
+        """The fp32 router weights are split into three bf16 numbers each."""
+        return 6 * rows * shape.hidden * shape.all_experts / (self.rate * self.times.product_share)
+
     def _many(self, shape: LayerShape, rows: int, crowd: float) -> float:
         items, out, down = -(-rows // 128), self._wide_slices(shape.out, rows), self._wide_slices(shape.down, rows)
         mixer = self.products(shape.qkv, items, 128) + self.products(shape.out, items, 128, out)
@@ -241,9 +305,7 @@ class KernelModel:
             feed = self.products(shape.gate_up, items, 128) + self.products(shape.down, items, 128, down)
             return mixer + norms + self._sums(shape.hidden, rows, down) + feed
         norms += self._add_norm(shape.hidden, rows, 2, shape.active + shape.shared)
-        # The fp32 router weights are split into three bf16 numbers each.
-        logits = 6 * rows * shape.hidden * shape.all_experts / (self.rate * self.times.product_share)
-        return mixer + norms + logits + self.times.dispatch + self._routed(shape, rows, crowd)
+        return mixer + norms + self._logits(shape, rows) + self.times.dispatch + self._routed(shape, rows, crowd)
 
     def _routed(self, shape: LayerShape, rows: int, crowd: float) -> float:
         """Up to 64 rows, or few rows per expert: eight rows per work item; else enough for most experts in one item."""
@@ -281,7 +343,7 @@ class KernelModel:
         # Long units follow each other without a gap.
         waves = max(groups / self.processors, 1.0) if context <= WHOLE_TOKENS else 1.0
         reached = self.bandwidth * min(groups * splits / self.processors, 1.0)
-        read = groups * context * HEAD_DIM * 4
+        read = groups * context * shape.kv_bytes
         return waves * self.times.attention + (self.times.split if splits > 1 else 0.0) + read / reached
 
     def _prompt_attention(self, shape: LayerShape, rows: int, context: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,16 +35,14 @@ class EventWriter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseWriter:
+class ResponseWriter(msgspec.Struct, frozen=True):
     events: EventWriter | None
     """For a streamed response."""
     whole: WriteResponse
     """For a complete one."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationJob:
+class GenerationJob(msgspec.Struct, frozen=True):
     body: object
     """In which errors name parameters."""
     requests: list[Request]
@@ -59,7 +56,7 @@ class GenerationJob:
     """Of a streamed response."""
     finished: Callable[[Sequence[Sequence[Delta]]], None] | None = None
     """Called with the complete answer, streamed or not."""
-    params: Mapping[str, str] = field(default_factory=dict[str, str])
+    params: Mapping[str, str] = {}
     """Names of a chat's parameters in the API of this job."""
 
 
@@ -89,7 +86,7 @@ def chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
         events = ChatStream(envelope, n=n, **_usage_options(body), **shown) if body.stream else None
         return ResponseWriter(events, lambda choices: _encode(chat_response(envelope, choices, **shown)))
 
-    return replace(job, writer=writer)
+    return msgspec.structs.replace(job, writer=writer)
 
 
 def chat_requests(service: Service, body: ChatRequest, caller: Caller, adapter: str = "") -> GenerationJob:
@@ -116,7 +113,7 @@ def completion_job(service: Service, raw: bytes, caller: Caller) -> GenerationJo
     body = decode(raw, CompletionRequest)
     adapter = service.check_model(body.model)
     job = completion_requests(service, body, caller, adapter)
-    return replace(job, writer=partial(_completion_writer, service, body, job.requests, adapter))
+    return msgspec.structs.replace(job, writer=partial(_completion_writer, service, body, job.requests, adapter))
 
 
 def completion_requests(service: Service, body: CompletionRequest, caller: Caller, adapter: str = "") -> GenerationJob:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from starlette.types import Scope
+
+from windlass.core.model import Frozen
 
 KEY = "windlass.key"
 """Scope key: the number of the caller's API key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Frozen):
     """The number of the API key, 0 without keys, and the client's address."""
 
     key: int
@@ -25,4 +24,4 @@ class Caller:
 
 def caller_of(scope: Scope) -> Caller:
     client = scope.get("client")
-    return Caller(scope.get(KEY, 0), client[0] if client else "")
+    return Caller(key=scope.get(KEY, 0), address=client[0] if client else "")

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from windlass.core.request import Delta, Request, Usage
 from windlass.errors import Error
 from windlass.serve.api.adapters import EventWriter, GenerationJob, MakeJob, WriteResponse, expected_tokens
-from windlass.serve.api.caller import caller_of
+from windlass.serve.api.caller import Caller, caller_of
 from windlass.serve.api.interrupt import wait_disconnect
 from windlass.serve.api.middleware import DETAILS
 from windlass.serve.backend.in_flight import InFlightRequest
@@ -46,14 +46,14 @@ class GenerateEndpoint:
         service = self._service
         arrived = time.perf_counter()
         try:
-            job, num_bytes = await self._read(scope, receive)
-            key, share = caller_of(scope).key, caller_of(scope).share
-            service.check_quota(key)
+            caller = caller_of(scope)
+            job, num_bytes = await self._read(scope, receive, caller)
+            service.check_quota(caller.key)
             if service.settings.log_prompts:
                 service.log.line(f"prompt: {prompt_text(job.requests[0])}")
-            held = service.quotas.holding(key, expected_tokens(job, num_bytes))
-            with held, service.admitted(len(job.requests), share) as flight:
-                await _Generation(service, job, flight, scope, send, arrived).run(receive)
+            held = service.quotas.holding(caller.key, expected_tokens(job, num_bytes))
+            with held, service.admitted(len(job.requests), caller.share) as flight:
+                await _Generation(service, job, flight, scope, send, arrived).run(receive, caller)
         except ApiError as refusal:
             service.metrics.count_outcome(outcome(refusal))
             raise
@@ -61,11 +61,11 @@ class GenerateEndpoint:
             service.metrics.count_outcome("cancelled")
             raise
 
-    async def _read(self, scope: Scope, receive: Receive) -> tuple[GenerationJob, int]:
+    async def _read(self, scope: Scope, receive: Receive, caller: Caller) -> tuple[GenerationJob, int]:
         """And the size of the body."""
         raw = await self._service.body_reader.read(scope, receive)
         _ = self._service.info  # raises 503 if the engine is not ready, before the body is looked at
-        job = await self._service.body_reader.parsed(raw, lambda raw: self._make_job(self._service, raw, caller_of(scope)))
+        job = await self._service.body_reader.parsed(raw, lambda raw: self._make_job(self._service, raw, caller))
         return job, len(raw)
 
 
@@ -98,7 +98,7 @@ class _Generation:
         self._starting: asyncio.Future[None] | None = None
         self._events: EventWriter | None = None
 
-    async def run(self, receive: Receive) -> None:
+    async def run(self, receive: Receive, caller: Caller) -> None:
         self._disconnect_task = disconnect_task = asyncio.create_task(wait_disconnect(receive, self._flight))
         deadline = self._job.requests[0].deadline_seconds or self._service.settings.deadline_seconds
         timer = asyncio.get_running_loop().call_later(deadline, self._flight.cancel, "deadline")
@@ -118,8 +118,9 @@ class _Generation:
         finally:
             timer.cancel()
             disconnect_task.cancel()
-            self._service.charge(caller_of(self._scope).key, self._usages())
-            self._service.request_ended(self._flight, self._scope.get("path", ""), self._usages(), list(self._ends.values()))
+            usages = self._usages()
+            self._service.charge(caller.key, usages)
+            self._service.request_ended(self._flight, self._scope.get("path", ""), usages, list(self._ends.values()))
             self._scope[DETAILS] = self._details()
 
     async def _stream(self, events: EventWriter) -> None:
@@ -183,7 +184,6 @@ class _Generation:
         """How many sequences finished in this batch."""
         ended = 0
         for place, (index, delta) in enumerate(batch):
-            self._timers[index].observe(delta)
             if delta.token_ids:
                 self._count(index, delta)
             if delta.usage is not None:
@@ -194,6 +194,7 @@ class _Generation:
                 self._notes = note_headers(delta.notes)
             if delta.finish_reason is not None:
                 self._ends[index] = delta
+                self._timers[index].finished(delta)
                 ended += 1
                 if self._service.settings.usage_energy and len(self._ends) == len(self._job.requests):
                     batch[place] = (index, self._with_energy(delta))
@@ -201,24 +202,24 @@ class _Generation:
 
     def _with_energy(self, delta: Delta) -> Delta:
         """The request's energy in the usage of the sequence that ends last."""
-        joules = self._service.energy.used(self._flight.number)
+        joules = self._service.energy.used(self._flight)
         if joules is None or delta.usage is None:
             return delta
         return msgspec.structs.replace(delta, usage=msgspec.structs.replace(delta.usage, energy_joules=joules))
 
     def _count(self, index: int, delta: Delta) -> None:
-        """Tokens so far, for the list of requests and for their energy; a prompt counts with the first token."""
+        """Tokens so far, for metrics, for the list of requests and for their energy; a prompt counts with the first token."""
         number, flight = len(delta.token_ids), self._flight
-        computed = number
+        now = self._timers[index].tokens(number)
         if not self._num_tokens[index]:
             usage = delta.usage or self._so_far.get(index)
             if usage is not None:
                 flight.prompt_tokens += usage.prompt_tokens
-                computed += usage.prompt_tokens - usage.cached_tokens
-            flight.first_token = flight.first_token or time.perf_counter()
-        self._service.energy.add(flight.number, computed)
+                flight.unsettled_tokens += usage.prompt_tokens - usage.cached_tokens
+            flight.first_token = flight.first_token or now
         self._num_tokens[index] += number
         flight.num_tokens += number
+        flight.unsettled_tokens += number
 
     async def _fail(self, refusal: ApiError) -> None:
         """Before the first byte: an error response. In a stream: an error event. In a complete response: the connection is closed."""

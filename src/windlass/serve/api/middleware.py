@@ -9,16 +9,17 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from uuid import uuid4
+from secrets import token_hex
 
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from windlass.serve.api.caller import KEY
 from windlass.serve.api.route import ApiRoute, openai_error
 from windlass.serve.http import errors
 from windlass.serve.http.api_keys import key_number
-from windlass.serve.http.asgi import ClientDisconnected, Header, request_header, response_start, send_error
-from windlass.serve.http.origin import allows_host, allows_origin, cors_headers
+from windlass.serve.http.asgi import ClientDisconnected, Header, request_header, response_start, send_error, send_response
+from windlass.serve.http.origin import allows_host, allows_origin, cors_headers, own_names
 from windlass.serve.monitor.log import access_line, error_location
 from windlass.serve.page.routes import is_page_path
 from windlass.serve.service import Service
@@ -55,6 +56,7 @@ def error_writer(path: str) -> ErrorWriter:
 class AccessMiddleware:
     def __init__(self, app: ASGIApp, service: Service, routes: Sequence[ApiRoute]) -> None:
         self._app, self._service = app, service
+        self._own_names = own_names(service.settings.host, service.settings.allowed_hosts)
         self._paths = frozenset(route.path for route in routes)
         self._errors = {route.path: route.error_body for route in routes}
         self._prefixes = tuple(route.path.partition("{")[0] for route in routes if "{" in route.path)
@@ -87,6 +89,8 @@ class AccessMiddleware:
             pass
         except ApiError as refusal:
             await response.send_error(refusal, self._error_body(scope["path"]))
+        except HTTPException as error:
+            await _send_router_error(response, error, error_writer(scope["path"]))
         except Exception as error:  # noqa: BLE001 - the outermost handler of a request
             self._service.log.line(f"{type(error).__name__} in {error_location(error)}")
             await response.send_error(errors.to_api_error(error), self._error_body(scope["path"]))
@@ -96,7 +100,7 @@ class AccessMiddleware:
     def _check(self, scope: Scope) -> None:
         settings = self._service.settings
         host, origin = request_header(scope, b"host"), request_header(scope, b"origin")
-        if not allows_host(host, settings.host, settings.allowed_hosts):
+        if not allows_host(host, self._own_names):
             raise errors.forbidden("Host")
         if not allows_origin(origin, host, settings.cors_origins):
             raise errors.forbidden("Origin")
@@ -146,7 +150,7 @@ def _request_id(scope: Scope) -> bytes:
     for name, value in scope["headers"]:
         if name in (b"x-request-id", b"x-client-request-id") and REQUEST_ID.fullmatch(value):
             return value
-    return b"req_" + uuid4().hex.encode()
+    return b"req_" + token_hex(16).encode()
 
 
 class _RecordingSend:
@@ -166,6 +170,13 @@ class _RecordingSend:
         """Not possible once the response has started: then the connection is closed, which tells the client that it is incomplete."""
         if self.status == 0:
             await send_error(self, refusal, error_body(refusal))
+
+
+async def _send_router_error(send: Send, error: HTTPException, body: ErrorWriter) -> None:
+    """404 and 405."""
+    refusal = errors.method_not_allowed() if error.status_code == 405 else errors.not_found()
+    headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    await send_response(send, refusal.status, body(refusal), headers=headers)
 
 
 async def _preflight(send: Send) -> None:

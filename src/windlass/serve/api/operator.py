@@ -52,7 +52,7 @@ async def requests(service: Service, scope: Scope, receive: Receive, send: Send)
             else round(flight.num_tokens / max(now - flight.first_token, 0.05), 2),
             owner=flight.share,
         )
-        for flight in service.in_flight.requests
+        for flight in service.all_in_flight()
     ]
     await send_json(send, RequestRows(requests=rows))
 
@@ -60,7 +60,7 @@ async def requests(service: Service, scope: Scope, receive: Receive, send: Send)
 async def cancel(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     text = str(scope["path_params"]["number"])
     number = int(text) if text.isdecimal() and len(text) < 19 else 0
-    if not service.in_flight.cancel(number, "operator"):
+    if not any(one.in_flight.cancel(number, "operator") for one in service.group):
         raise ApiError("no such request is in flight", code="not_found", status=404)
     service.log.line(f"request {number} cancelled by the operator")
     await send_json(send, Cancelled(number=number))

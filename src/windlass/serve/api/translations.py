@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -50,7 +49,7 @@ def responses_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob
             items = [*earlier, *map(msgspec.to_builtins, responses.input_items(body))]
             service.responses.put(caller.share, builder.response, items)
 
-    return replace(job, writer=_writer(body.stream, builder, whole), finished=finished, params=responses.PARAMS)
+    return msgspec.structs.replace(job, writer=_writer(body.stream, builder, whole), finished=finished, params=responses.PARAMS)
 
 
 def responses_chat(service: Service, body: ResponsesRequest, caller: Caller) -> ChatRequest:
@@ -84,7 +83,7 @@ def messages_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
         return _encode(builder.message())
 
     job = _with_unenforced(job, anthropic.unenforced(body, can_switch))
-    return replace(job, writer=_writer(body.stream, builder, whole), params=anthropic.PARAMS)
+    return msgspec.structs.replace(job, writer=_writer(body.stream, builder, whole), params=anthropic.PARAMS)
 
 
 def _can_switch_thinking(service: Service) -> bool:
@@ -119,7 +118,7 @@ def _raw_job(service: Service, body: OllamaGenerateRequest, caller: Caller, adap
     completion = ollama.generate_to_completion(body, service.info.context_tokens)
     job = completion_requests(service, completion, caller, adapter)
     requests = [msgspec.structs.replace(request, max_tokens=completion.max_tokens) for request in job.requests]
-    return replace(job, requests=requests)
+    return msgspec.structs.replace(job, requests=requests)
 
 
 def _ollama_job(service: Service, body: OllamaRequest, job: GenerationJob, is_chat: bool) -> GenerationJob:
@@ -129,7 +128,7 @@ def _ollama_job(service: Service, body: OllamaRequest, job: GenerationJob, is_ch
     async def writer() -> ResponseWriter:
         return ResponseWriter(lines if body.stream is not False else None, lambda choices: lines.whole(list(choices[0])))
 
-    return replace(job, writer=writer, media_type=NDJSON, params=ollama.PARAMS)
+    return msgspec.structs.replace(job, writer=writer, media_type=NDJSON, params=ollama.PARAMS)
 
 
 def check_ollama_model(service: Service, name: str) -> str:
@@ -156,7 +155,7 @@ def _with_unenforced(job: GenerationJob, names: Sequence[str]) -> GenerationJob:
     own: list[Header] = [header for header in job.headers if header[0] == unenforced_header(())[0]]
     there = [name for header in own for name in header[1].decode().split(",")]
     rest = tuple(header for header in job.headers if header not in own)
-    return replace(job, headers=(*rest, unenforced_header([*there, *names])))
+    return msgspec.structs.replace(job, headers=(*rest, unenforced_header([*there, *names])))
 
 
 @contextmanager

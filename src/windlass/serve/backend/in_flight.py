@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -31,12 +31,15 @@ class InFlightRequest:
         "prompt_tokens",
         "share",
         "started",
+        "unsettled_tokens",
     )
 
     def __init__(self, num_sequences: int, number: int = 0, share: str = "") -> None:
         self.num_sequences, self.number, self.share = num_sequences, number, share
         self.prompt_tokens = self.num_tokens = 0
         """So far, over its sequences."""
+        self.unsettled_tokens = 0
+        """Computed for it since its energy was last settled; the prompt's come with the first one."""
         self.first_token: float | None = None
         """When it came (perf_counter)."""
         self.started = time.perf_counter()
@@ -55,9 +58,10 @@ class InFlightRequest:
 
 
 class InFlightRequests:
-    def __init__(self) -> None:
+    def __init__(self, beside: InFlightRequests | None = None) -> None:
+        """`beside`: of another model of the same server; a number is one request's over all of them."""
         self._open: dict[int, InFlightRequest] = {}
-        self._numbers = itertools.count(1)
+        self._numbers: Iterator[int] = itertools.count(1) if beside is None else beside._numbers
         self.num_sequences = 0
         self.by_share: Counter[str] = Counter()
         """Sequences in flight of each key or address; only of those that have any."""

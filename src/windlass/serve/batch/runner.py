@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 from uuid import uuid4
@@ -167,7 +166,7 @@ class BatchRunner:
     async def _answer_by(self, service: Service, raw: bytes, url: str, key: int) -> Any:
         job = None
         try:
-            job = cheap(self._endpoints[url](service, raw, Caller(key, SHARE)))
+            job = cheap(self._endpoints[url](service, raw, Caller(key=key, address=SHARE)))
             held = service.quotas.holding(key, expected_tokens(job, len(raw)))
             with held, service.admitted(len(job.requests), SHARE, is_timed=False):
                 return await self._generate(service, job, key)
@@ -224,7 +223,7 @@ def _most_running(service: Service) -> int:
 def cheap(job: GenerationJob) -> GenerationJob:
     """Others are served first."""
     requests = [msgspec.structs.replace(one, priority=max(one.priority, BATCH_PRIORITY)) for one in job.requests]
-    return replace(job, requests=requests)
+    return msgspec.structs.replace(job, requests=requests)
 
 
 def _refused(line: BatchLine, refusal: ApiError) -> bytes:

@@ -16,7 +16,7 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
-from windlass.serve.api_key import ApiKey, check_secret, named_keys
+from windlass.serve.api_key import ApiKey, check_secret
 
 ENVIRONMENT = "WINDLASS_API_KEY"
 MAX_FILE_BYTES = 2**20
@@ -24,13 +24,13 @@ SUFFIX = re.compile(r"\.(txt|keys?|pem|conf|cfg|env|ini|json|toml|ya?ml|secrets?
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-def key_number(headers: Headers, keys: Sequence[ApiKey | str]) -> int | None:
+def key_number(headers: Headers, keys: Sequence[ApiKey]) -> int | None:
     """The index of the matching key, from 1; 0 if the server has no keys; None if none matches. Every key is compared, so timing reveals nothing."""
     if not keys:
         return 0
     sent = hashlib.sha256(_sent_key(headers)).digest()
     found = None
-    for number, key in enumerate(named_keys(tuple(keys)), 1):
+    for number, key in enumerate(keys, 1):
         if hmac.compare_digest(sent, key.digest):
             found = number
     return found

@@ -36,17 +36,18 @@ def host_name(header: str) -> str:
     return "" if found is None else (found["address"] or found["name"]).lower().rstrip(".")
 
 
-def allows_host(header: str | None, bound_to: str, allowed: tuple[str, ...] = ()) -> bool:
-    """A server on loopback, or with allowed hosts set, accepts only its own names; otherwise any."""
+def own_names(bound_to: str, allowed: tuple[str, ...] = ()) -> frozenset[str] | None:
+    """The names that a server on loopback, or with allowed hosts set, accepts; None: any."""
     if not allowed and not is_local(bound_to):
+        return None
+    names = frozenset((bound_to.lower(), *(host.lower() for host in allowed)))
+    return names | LOCAL_NAMES if is_local(bound_to) else names
+
+
+def allows_host(header: str | None, names: frozenset[str] | None) -> bool:
+    if names is None or header is None:  # no header: HTTP/1.0; browsers always send one
         return True
-    if header is None:  # HTTP/1.0; browsers always send one
-        return True
-    name = host_name(header)
-    names = {bound_to.lower(), *(host.lower() for host in allowed)}
-    if is_local(bound_to):
-        names |= LOCAL_NAMES
-    return name in names
+    return host_name(header) in names
 
 
 def allows_origin(origin: str | None, host: str | None, cors_origins: tuple[str, ...] = ()) -> bool:

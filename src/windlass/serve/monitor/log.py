@@ -70,7 +70,7 @@ class LogHandler(logging.Handler):
 
 def printable(text: str) -> str:
     """Without control characters, which could manipulate a terminal."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+    return text if text.isprintable() else "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def strip_paths(text: str) -> str:

@@ -125,14 +125,8 @@ class SequenceTimer:
     def __init__(self, metrics: Metrics, arrived: float) -> None:
         self._metrics, self._arrived, self._last = metrics, arrived, 0.0
 
-    def observe(self, delta: Delta) -> None:
-        count = len(delta.token_ids)
-        if count:
-            self._tokens(count)
-        if delta.finish_reason is not None:
-            self._finished(delta)
-
-    def _tokens(self, count: int) -> None:
+    def tokens(self, count: int) -> float:
+        """Tokens that have arrived together. Returns when."""
         now, metrics = time.perf_counter(), self._metrics
         if not self._last:
             metrics.first_token.observe(now - self._arrived)
@@ -144,8 +138,9 @@ class SequenceTimer:
         self._last = now
         metrics.total_completion_tokens += count
         metrics.token_rate.add(count)
+        return now
 
-    def _finished(self, delta: Delta) -> None:
+    def finished(self, delta: Delta) -> None:
         metrics = self._metrics
         metrics.request_latency.observe(time.perf_counter() - self._arrived)
         if delta.timings is not None:

@@ -33,6 +33,8 @@ class StopFilter:
     def push(self, text: str) -> str:
         if self.stopped:
             return ""
+        if not self._stops:
+            return text
         text = self._buffer + text
         found = [(begin + len(stop), begin) for stop in self._stops if (begin := text.find(stop)) >= 0]
         if found:

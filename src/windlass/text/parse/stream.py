@@ -78,12 +78,15 @@ class TextStream:
     def push(self, token_ids: Iterable[int]) -> TextPiece:
         if self._finished:
             return TextPiece(stopped=self._stopped)
-        piece = TextPiece()
-        for run in [token_ids] if self._parts is None else ([token] for token in token_ids):
-            piece = joined_pieces(piece, self._pushed(run))
+        if self._parts is None:
+            return self._pushed(token_ids)
+        found: TextPiece | None = None
+        for token in token_ids:
+            piece = self._pushed((token,))
+            found = piece if found is None else joined_pieces(found, piece)
             if self._finished:
                 break
-        return piece
+        return found or TextPiece()
 
     def finish(self) -> TextPiece:
         """The text held back, after the last token."""

@@ -69,6 +69,18 @@ class Tokenizer:
             return self.backend.decode(list(tokens), skip_special_tokens=skip_special)
         return self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0]  # as above
 
+    @cached_property
+    def _texts(self) -> dict[tuple[int, bool], str]:
+        """Of single tokens that were decoded."""
+        return {}
+
+    def text_of(self, token: int, *, skip_special: bool = True) -> str:
+        """Of one token; as `decode`, but remembered."""
+        found = self._texts.get((token, skip_special))
+        if found is None:
+            found = self._texts[token, skip_special] = self.decode([token], skip_special=skip_special)
+        return found
+
     def raw(self, token: int) -> bytes:
         """The bytes of a token that is part of a character, from the byte alphabet or the form <0xE2>."""
         written = self.backend.id_to_token(token) or ""
@@ -121,11 +133,19 @@ class IncrementalDecoder:
         return self._return(len(self._pending), self._new_text(self._pending))
 
     def _new_text(self, tokens: list[int]) -> str:
-        before = self._decode(self._window)
-        return self._decode(self._window + tokens)[len(before) :]
+        window = self._window
+        if not tokens:
+            return ""
+        if not window:
+            before = ""
+        elif len(window) == 1:  # as it is after every token with text
+            before = self._tokenizer.text_of(window[0], skip_special=self._skip_special)
+        else:
+            before = self._decode(window)
+        return self._decode(window + tokens)[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special=self._skip_special) if tokens else ""
+        return self._tokenizer.decode(tokens, skip_special=self._skip_special)
 
     def _return(self, count: int, text: str) -> str:
         # A token without text (a leading space) still affects the next one: the window grows until there is text.

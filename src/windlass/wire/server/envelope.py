@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from uuid import uuid4
+from secrets import token_hex
 
 from windlass.core.client import Unavailable
 from windlass.core.model import Frozen
@@ -20,7 +20,7 @@ class Envelope(Frozen):
 
 def new_envelope(kind: str, model: str, fingerprint: str = "") -> Envelope:
     """`kind` is chatcmpl or cmpl."""
-    return Envelope(id=f"{kind}-{uuid4().hex}", model=model, created=int(time.time()), fingerprint=fingerprint)
+    return Envelope(id=f"{kind}-{token_hex(16)}", model=model, created=int(time.time()), fingerprint=fingerprint)
 
 
 def api_finish_reason(reason: FinishReason, has_calls: bool = False) -> str:

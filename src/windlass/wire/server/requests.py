@@ -154,7 +154,7 @@ def sampling_of(body: CommonRequest, default: Sampling) -> Sampling:
     given = {name: value for name in _NUMBERS if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
         given["top_k"] = body.top_k if body.top_k > 0 else None
-    return msgspec.structs.replace(default, **given)
+    return msgspec.structs.replace(default, **given) if given else default
 
 
 def _deadline(asked: float | None, longest: float | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from windlass.wire.schema.completions import CompletionRequest
@@ -62,13 +63,20 @@ CHAT_ONLY = {
 
 def check_unsupported(body: CommonRequest) -> None:
     is_completion = isinstance(body, CompletionRequest)
-    for name, rule in (UNSUPPORTED | (CHAT_ONLY if is_completion else COMPLETIONS_ONLY)).items():
-        value = getattr(body, name, None)
+    for name, rule in _rules(type(body)):
+        value = getattr(body, name)
         if value is not None and value not in rule.harmless:
             raise unsupported(name, rule.why)
     _check_special(body, is_completion)
     _check_best_of(body)
     _check_stream(body)
+
+
+@cache
+def _rules(kind: type[CommonRequest]) -> list[tuple[str, UnsupportedRule]]:
+    """Of the fields that a kind of body has."""
+    rules = UNSUPPORTED | (CHAT_ONLY if issubclass(kind, CompletionRequest) else COMPLETIONS_ONLY)
+    return [(name, rule) for name, rule in rules.items() if name in kind.__struct_fields__]
 
 
 def _check_special(body: CommonRequest, is_completion: bool) -> None:

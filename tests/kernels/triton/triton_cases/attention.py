@@ -112,6 +112,19 @@ CASES["attention of fp32 queries over a bf16 cache"] = partial(
     dtype=torch.float32,
     cache_dtype=torch.bfloat16,
 )
+for _name, _type, _sequences, _how in (
+    ("decode", "bf16", SEQUENCES["decode"], {"num_heads": 6, "kv_heads": 2, "dim": 128}),
+    ("mixed, heads of 80", "fp16", SEQUENCES["mixed"], {"num_heads": 4, "kv_heads": 2, "dim": 80}),
+    ("prompt", "fp32", SEQUENCES["prompt"], {"num_heads": 3, "kv_heads": 1, "dim": 64}),
+    ("latent", "bf16", ((75, 1), (20, 3)), {"num_heads": 5, "kv_heads": 1, "dim": 40, "latent_dim": 32}),
+):
+    CASES[f"attention over an fp8 cache, {_name}"] = partial(
+        check_attention, sequences=_sequences, dtype=TYPES[_type], cache_dtype=torch.float8_e4m3fn, spare=20, **_how
+    )
+LARGE["attention over an fp8 cache, 96/8 of 128"] = partial(
+    check_attention, num_heads=96, kv_heads=8, dim=128, sequences=((9000, 300), (700, 700), (5000, 1)), dtype=torch.bfloat16,
+    cache_dtype=torch.float8_e4m3fn,
+)  # fmt: skip
 LARGE["attention latent 512 + 64 decode"] = partial(
     check_attention, num_heads=128, kv_heads=1, dim=576, latent_dim=512, sequences=((4000, 1), (70, 1)), dtype=torch.bfloat16
 )

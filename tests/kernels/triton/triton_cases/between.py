@@ -23,9 +23,20 @@ def places(rows: int, device: str) -> dict[str, Tensor]:
 
 def same_cache(mine: KvCache | None, wanted: KvCache | None, dtype: torch.dtype) -> None:
     if mine is not None and wanted is not None:
+        if wanted.scales is not None and mine.scales is not None:
+            same_codes(mine, wanted)
+            return
         close(mine.keys, wanted.keys, dtype)
         if wanted.values is not None:
             close(mine.values, wanted.values, dtype)
+
+
+def same_codes(mine: KvCache, wanted: KvCache) -> None:
+    """Equal bits, but for numbers that were rounded otherwise before they were coded."""
+    for one, other in zip(mine.parts, wanted.parts, strict=True):
+        differ = (one.view(torch.uint8) != other.view(torch.uint8)).double().mean()
+        assert differ < 0.01, f"{differ:.1%} of the codes differ"
+        assert other.view(torch.uint8).any()
 
 
 def check_qkv(
@@ -39,12 +50,15 @@ def check_qkv(
     normed: bool,
     cached: bool,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype | None = None,
 ) -> None:
     rows, draw = 6, numbers(dim, device)
     x = draw(rows, (num_heads + 2 * kv_heads) * dim).to(dtype)
     how = {"norms": (draw(dim), draw(dim)) if normed else None, "eps": 1e-5, "table": draw(50, 2, half) if half else None}
     how |= {"interleaved": interleaved, **places(rows, device)}
-    mine_cache, wanted_cache = (attention_cache(5, kv_heads, dim, dtype, device) if cached else None for _ in range(2))
+    mine_cache, wanted_cache = (
+        attention_cache(5, kv_heads, dim, cache_dtype or dtype, device) if cached else None for _ in range(2)
+    )
     wanted = qkv.reference(QkvArgs(x.clone(), num_heads, kv_heads, dim, cache=wanted_cache, **how))
     mine = ops.split_qkv(QkvArgs(x, num_heads, kv_heads, dim, cache=mine_cache, **how))
     assert mine is not None
@@ -54,13 +68,16 @@ def check_qkv(
 
 
 def check_latent(
-    device: str, *, latent_dim: int, half: int, nope: int, interleaved: bool, cached: bool, dtype: torch.dtype
-) -> None:
+    device: str, *, latent_dim: int, half: int, nope: int, interleaved: bool, cached: bool, dtype: torch.dtype,
+    cache_dtype: torch.dtype | None = None,
+) -> None:  # fmt: skip
     rows, draw = 5, numbers(half, device)
     absorbed, q = draw(rows, 3, latent_dim).to(dtype), draw(rows, 3, nope + 2 * half).to(dtype)
     kv = draw(rows, latent_dim + 2 * half).to(dtype)
     how = {"norm": draw(latent_dim), "eps": 1e-6, "table": draw(50, 2, half), "interleaved": interleaved, **places(rows, device)}
-    mine_cache, wanted_cache = (latent_cache(5, latent_dim, 2 * half, dtype, device) if cached else None for _ in range(2))
+    mine_cache, wanted_cache = (
+        latent_cache(5, latent_dim, 2 * half, cache_dtype or dtype, device) if cached else None for _ in range(2)
+    )
     wanted = latent.reference(LatentArgs(absorbed, q, kv, cache=wanted_cache, **how))
     mine = ops.join_latent(LatentArgs(absorbed, q, kv, cache=mine_cache, **how))
     assert mine is not None
@@ -81,6 +98,24 @@ for _latent, _half, _nope, _inter in ((16, 4, 8, True), (24, 8, 0, False), (512,
         (LARGE if _latent == 512 else CASES)[f"latent {_latent} + {2 * _half} {_type}"] = partial(
             check_latent, latent_dim=_latent, half=_half, nope=_nope, interleaved=_inter, cached=_cached, dtype=TYPES[_type]
         )
+
+
+FP8 = torch.float8_e4m3fn
+CASES["qkv into an fp8 cache"] = partial(
+    check_qkv,
+    num_heads=4,
+    kv_heads=2,
+    dim=80,
+    half=16,
+    interleaved=False,
+    normed=True,
+    cached=True,
+    dtype=torch.bfloat16,
+    cache_dtype=FP8,
+)
+CASES["latent into an fp8 cache"] = partial(
+    check_latent, latent_dim=24, half=8, nope=8, interleaved=True, cached=True, dtype=torch.bfloat16, cache_dtype=FP8
+)
 
 
 def check_norm(device: str, *, kind: str, width: int, dtype: torch.dtype) -> None:

@@ -2,10 +2,19 @@
 // Block (split, kv head, sequence) of WARPS warps; a warp takes every WARPS-th page of 16 tokens of its split, DEPTH of them ahead. The last block of a
 // (sequence, kv head) to arrive adds up the splits in their order, so results do not depend on who was last.
 //
-// Compiled with: HEADS (query heads of a kv head, at most 16), KV_HEADS, ROTARY (rotated dims), INTERLEAVED, WARPS (4 or 8), DEPTH. Head dim is 128, pages 16 tokens:
-// keys [page, kv head, dim, token], values [page, kv head, token, dim].
+// Compiled with: HEADS (query heads of a kv head, at most 16), KV_HEADS, ROTARY (rotated dims), INTERLEAVED, WARPS (4 or 8), DEPTH, FP8. Head dim is 128, pages 16
+// tokens: keys [page, kv head, dim, token], values [page, kv head, token, dim], in bf16 or, with FP8, e4m3 with the exponent of a power of two for each token:
+// scales [page, kv head, 2, token]. Codes become fp16 on their way to the tensor cores; powers of keys multiply scores, those of values are added to their logarithms.
 
-constexpr u32 DIM = 128, PAGE = 16, PAGE_BYTES = DIM * PAGE * 2;
+constexpr u32 DIM = 128, PAGE = 16;
+#if FP8
+typedef u8 Cached;
+constexpr u32 SCALE_BYTES = 2 * PAGE;
+#else
+typedef u16 Cached;
+constexpr u32 SCALE_BYTES = 0;
+#endif
+constexpr u32 PAGE_BYTES = DIM * PAGE * sizeof(Cached), STAGE_BYTES = 2 * PAGE_BYTES + SCALE_BYTES;
 constexpr u32 Q_STRIDE = DIM * 2 + 16;  // bytes
 constexpr u32 WIDTH = (HEADS + 2) * KV_HEADS * DIM;
 
@@ -16,8 +25,9 @@ struct Arguments {
     const int* slots;      // [sequences]
     const int* lengths;    // [sequences], the new token counted
     const int* blocks;     // [sequences, max_blocks]
-    u16* keys;
-    u16* values;
+    Cached* keys;
+    Cached* values;
+    u8* scales;
     u16* out;              // [sequences, HEADS * KV_HEADS * DIM]
     float* workspace;      // [sequences, KV_HEADS, splits, HEADS, DIM + 2]
     int* arrived;          // [sequences, KV_HEADS], zero between launches
@@ -66,10 +76,121 @@ DEVICE float power2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
+#if FP8
+DEVICE u32 pack_weights(float low, float high) { return pack_f16(low, high); }
+DEVICE u32 shared_word(u32 address) {
+    u32 r;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address));
+    return r;
+}
+DEVICE u32 pair_f16(u32 pair) { return pack_f16(bf16_float(pair), __uint_as_float(pair & 0xffff0000u)); }
+// Four codes of two rows, two columns each, as transposed loads bring them: the first column's pair, then the second's.
+DEVICE void codes_f16(u32 codes, u32& first, u32& second) {
+    asm("{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, %2, 0, 0x3120; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }"
+        : "=r"(first), "=r"(second)
+        : "r"(codes));
+}
+#else
+DEVICE u32 pack_weights(float low, float high) { return pack_bf16(low, high); }
+#endif
+// Page -> shared memory by a warp, chunks of 16 bytes where loads of matrices have no bank conflicts.
+DEVICE void fetch_page(u32 to, const Cached* keys, const Cached* values, const u8* scales, u32 lane) {
+#if FP8
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        const u32 c = i * 32 + lane, t = c / 8;
+        copy16(to + c * 16, keys + c * 16);
+        copy16(to + PAGE_BYTES + t * 128 + ((c & 7) ^ (t / 2)) * 16, values + c * 16);
+    }
+    if (lane < 2) copy16(to + 2 * PAGE_BYTES + lane * 16, scales + lane * 16);
+#else
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        const u32 c = i * 32 + lane, d = c / 2, t = c / 16;
+        copy16(to + d * 32 + ((c & 1) ^ ((d >> 2) & 1)) * 16, keys + c * 8);
+        copy16(to + PAGE_BYTES + t * 256 + ((c & 15) ^ (t & 7)) * 16, values + c * 8);
+    }
+#endif
+}
+// Where element d of token t is in a page in shared memory.
+DEVICE u32 key_place(u32 d, u32 t) {
+#if FP8
+    return d * 16 + t;
+#else
+    return d * 32 + ((t / 8) ^ ((d >> 2) & 1)) * 16 + t % 8 * 2;
+#endif
+}
+DEVICE u32 value_place(u32 d, u32 t) {
+#if FP8
+    return PAGE_BYTES + t * 128 + ((d / 16) ^ (t / 2)) * 16 + d % 16;
+#else
+    return PAGE_BYTES + t * 256 + ((d / 8) ^ (t & 7)) * 16 + d % 8 * 2;
+#endif
+}
+// Scores of a page's tokens: column n of tile i is token i * 8 + n, with FP8 n * 2 + i.
+DEVICE void multiply_keys(float (&s)[2][4], const u32 (&q)[8][4], u32 keys, u32 lane) {
+    float odd[2][4] = {};  // two chains of sums each
+#if FP8
+#pragma unroll
+    for (u32 k = 0; k < 4; k++) {
+        u32 c[4], first[4], second[4];
+        load_transposed(c, keys + (k * 32 + lane) * 16);
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) codes_f16(c[i], first[i], second[i]);
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            const u32(&a)[4] = q[k * 2 + h];
+            multiply_f16(h ? odd[0] : s[0], a[0], a[1], a[2], a[3], first[h * 2], first[h * 2 + 1]);
+            multiply_f16(h ? odd[1] : s[1], a[0], a[1], a[2], a[3], second[h * 2], second[h * 2 + 1]);
+        }
+    }
+#else
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) {
+        u32 b[4];
+        const u32 d = k * 16 + (lane & 15), half = lane / 16;
+        load_transposed(b, keys + d * 32 + (half ^ ((d >> 2) & 1)) * 16);
+        multiply(k & 1 ? odd[0] : s[0], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
+        multiply(k & 1 ? odd[1] : s[1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
+    }
+#endif
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) s[i][j] += odd[i][j];
+}
+// Adds the weighted values: column n of o[i] is dim i * 8 + n, with FP8 i / 2 * 16 + n * 2 + i % 2.
+DEVICE void add_values(float (&o)[16][4], const u32 (&p)[4], u32 values, u32 lane) {
+#if FP8
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        u32 c[4], first[4], second[4];
+        const u32 token = (lane & 7) * 2 + (lane / 8 & 1), chunk = i * 2 + lane / 16;
+        load_transposed(c, values + token * 128 + (chunk ^ (token / 2)) * 16);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) codes_f16(c[j], first[j], second[j]);
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            multiply_f16(o[i * 4 + h * 2], p[0], p[1], p[2], p[3], first[h * 2], first[h * 2 + 1]);
+            multiply_f16(o[i * 4 + h * 2 + 1], p[0], p[1], p[2], p[3], second[h * 2], second[h * 2 + 1]);
+        }
+    }
+#else
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        u32 b[4];
+        const u32 token = lane & 15, chunk = i * 2 + lane / 16;
+        load_transposed(b, values + token * 256 + (chunk ^ (token & 7)) * 16);
+        multiply(o[i * 2], p[0], p[1], p[2], p[3], b[0], b[1]);
+        multiply(o[i * 2 + 1], p[0], p[1], p[2], p[3], b[2], b[3]);
+    }
+#endif
+}
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_constant__ Arguments a) {
-    extern __shared__ __align__(128) u8 memory[];  // pages [WARPS][DEPTH][2][PAGE_BYTES], queries, warps' maxima and sums
-    u8* queries = memory + WARPS * DEPTH * 2 * PAGE_BYTES;
+    extern __shared__ __align__(128) u8 memory[];  // pages [WARPS][DEPTH][STAGE_BYTES], queries, warps' maxima and sums
+    constexpr u32 PAGES_BYTES = WARPS * DEPTH * STAGE_BYTES, GATHERED_BYTES = WARPS * 16 * DIM * 4;
+    u8* queries = memory + (PAGES_BYTES > GATHERED_BYTES ? PAGES_BYTES : GATHERED_BYTES);
     float* tops = (float*)(queries + 16 * Q_STRIDE);  // [WARPS][16], then sums [WARPS][16]
     __shared__ u32 is_last;
     __shared__ float cosines[ROTARY];
@@ -82,18 +203,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
     const u32 per = (pages + gridDim.x - 1) / gridDim.x, active = (pages + per - 1) / per;
     if (split >= active) return;
     const u32 first = split * per, last = min(first + per, pages);
-    const u32 mine = shared_address(memory) + warp * DEPTH * 2 * PAGE_BYTES;
+    const u32 mine = shared_address(memory) + warp * DEPTH * STAGE_BYTES;
     const int* table = a.blocks + (u64)sequence * a.max_blocks;
     auto fetch = [&](u32 page, u32 buffer) {
         if (page < last) {
-            const u64 at = ((u64)(u32)__ldg(table + page) * KV_HEADS + head) * DIM * PAGE;
-            const u32 to = mine + buffer * 2 * PAGE_BYTES;
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) {
-                const u32 c = i * 32 + lane, d = c / 2, t = c / 16;
-                copy16(to + d * 32 + ((c & 1) ^ ((d >> 2) & 1)) * 16, a.keys + at + c * 8);
-                copy16(to + PAGE_BYTES + t * 256 + ((c & 15) ^ (t & 7)) * 16, a.values + at + c * 8);
-            }
+            const u64 at = (u64)(u32)__ldg(table + page) * KV_HEADS + head;
+            fetch_page(mine + buffer * STAGE_BYTES, a.keys + at * DIM * PAGE, a.values + at * DIM * PAGE, a.scales + at * SCALE_BYTES, lane);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
@@ -121,21 +236,36 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
     if (newest) {
         // Into the cache, and into the page where it has been fetched already.
         const u32 d = thread % DIM, t = slot % PAGE, place = pages - 1 - first;
-        const u64 page = ((u64)(slot / PAGE) * KV_HEADS + head) * DIM * PAGE;
-        a.keys[page + d * PAGE + t] = fresh[0][d];
-        a.values[page + t * DIM + d] = fresh[1][d];
-        if (place / WARPS < DEPTH) {
-            u8* at = memory + (place % WARPS * DEPTH + place / WARPS) * 2 * PAGE_BYTES;
-            *(u16*)(at + d * 32 + ((t / 8) ^ ((d >> 2) & 1)) * 16 + t % 8 * 2) = fresh[0][d];
-            *(u16*)(at + PAGE_BYTES + t * 256 + ((d / 8) ^ (t & 7)) * 16 + d % 8 * 2) = fresh[1][d];
+        const u64 of_head = (u64)(slot / PAGE) * KV_HEADS + head, page = of_head * DIM * PAGE;
+        const bool is_here = place / WARPS < DEPTH;
+        u8* at = memory + (place % WARPS * DEPTH + place / WARPS) * STAGE_BYTES;
+#if FP8
+        const u32 key_scale = scale_of(fresh[0], lane), value_scale = scale_of(fresh[1], lane);
+        const u8 key = to_code(fresh[0][d], key_scale), value = to_code(fresh[1][d], value_scale);
+        if (thread < 2) {
+            const u8 scale = (u8)(thread ? value_scale : key_scale);
+            a.scales[of_head * SCALE_BYTES + thread * PAGE + t] = scale;
+            if (is_here) at[2 * PAGE_BYTES + thread * PAGE + t] = scale;
         }
-        if (place / WARPS >= DEPTH) __threadfence();  // a later fetch of this block reads it
+#else
+        const u16 key = fresh[0][d], value = fresh[1][d];
+#endif
+        a.keys[page + d * PAGE + t] = key;
+        a.values[page + t * DIM + d] = value;
+        if (is_here) *(Cached*)(at + key_place(d, t)) = key, *(Cached*)(at + value_place(d, t)) = value;
+        if (!is_here) __threadfence();  // a later fetch of this block reads it
         __syncthreads();
     }
 
     u32 q[8][4];
 #pragma unroll
-    for (u32 k = 0; k < 8; k++) load_matrices(q[k], shared_address(queries) + (lane & 15) * Q_STRIDE + k * 32 + (lane / 16) * 16);
+    for (u32 k = 0; k < 8; k++) {
+        load_matrices(q[k], shared_address(queries) + (lane & 15) * Q_STRIDE + k * 32 + (lane / 16) * 16);
+#if FP8
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) q[k][i] = pair_f16(q[k][i]);
+#endif
+    }
 
     float o[16][4] = {};
     float top[2] = {-1e30f, -1e30f}, sum[2] = {0.f, 0.f};
@@ -143,25 +273,37 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
     for (u32 page = first + warp, n = 0; page < last; page += WARPS, n++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
         __syncwarp();
-        const u32 keys = mine + (n % DEPTH) * 2 * PAGE_BYTES, values = keys + PAGE_BYTES;
-        float s[2][4] = {}, odd[2][4] = {};  // two chains of sums each
-#pragma unroll
-        for (u32 k = 0; k < 8; k++) {
-            u32 b[4];
-            const u32 d = k * 16 + (lane & 15), half = lane / 16;
-            load_transposed(b, keys + d * 32 + (half ^ ((d >> 2) & 1)) * 16);
-            multiply(k & 1 ? odd[0] : s[0], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
-            multiply(k & 1 ? odd[1] : s[1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
-        }
+        const u32 stage = mine + (n % DEPTH) * STAGE_BYTES;
+        float s[2][4] = {};
+        multiply_keys(s, q, stage, lane);
         float high[2] = {-1e30f, -1e30f};
+#if FP8
+        // A lane's tokens are four in a row. P is in fp16: weights times powers of values have one maximum, so that none is out of range.
+        float inverse[4];
+        const u32 key_scales = shared_word(stage + 2 * PAGE_BYTES + (lane & 3) * 4), value_scales = shared_word(stage + 2 * PAGE_BYTES + PAGE + (lane & 3) * 4);
+#pragma unroll
+        for (u32 t = 0; t < 4; t++) {
+            const u32 value_scale = value_scales >> t * 8 & 255;
+            const float factor = scale * __uint_as_float((key_scales >> t * 8 & 255) << 23), raised = (float)value_scale - 127.f;
+            inverse[t] = __uint_as_float((254 - value_scale) << 23);
+            const bool is_seen = page * PAGE + (lane & 3) * 4 + t < length;
+#pragma unroll
+            for (u32 r = 0; r < 2; r++) {
+                float& x = s[t & 1][r * 2 + t / 2];
+                x = is_seen ? x * factor + raised : -1e30f;
+                high[r] = fmaxf(high[r], x);
+            }
+        }
+#else
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 const u32 token = page * PAGE + i * 8 + (lane & 3) * 2 + (j & 1);
-                s[i][j] = token < length ? (s[i][j] + odd[i][j]) * scale : -1e30f;
+                s[i][j] = token < length ? s[i][j] * scale : -1e30f;
                 high[j / 2] = fmaxf(high[j / 2], s[i][j]);
             }
+#endif
         bool changed = false;
         float rescale[2];
 #pragma unroll
@@ -183,17 +325,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
         for (u32 i = 0; i < 2; i++) {
             float e[4];
 #pragma unroll
-            for (u32 j = 0; j < 4; j++) e[j] = power2(s[i][j] - top[j / 2]), sum[j / 2] += e[j];
-            p[i * 2] = pack_bf16(e[0], e[1]), p[i * 2 + 1] = pack_bf16(e[2], e[3]);
+            for (u32 j = 0; j < 4; j++) {
+                e[j] = power2(s[i][j] - top[j / 2]);
+#if FP8
+                sum[j / 2] += e[j] * inverse[(j & 1) * 2 + i];
+#else
+                sum[j / 2] += e[j];
+#endif
+            }
+            p[i * 2] = pack_weights(e[0], e[1]), p[i * 2 + 1] = pack_weights(e[2], e[3]);
         }
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) {
-            u32 b[4];
-            const u32 token = lane & 15, chunk = i * 2 + lane / 16;
-            load_transposed(b, values + token * 256 + (chunk ^ (token & 7)) * 16);
-            multiply(o[i * 2], p[0], p[1], p[2], p[3], b[0], b[1]);
-            multiply(o[i * 2 + 1], p[0], p[1], p[2], p[3], b[2], b[3]);
-        }
+        add_values(o, p, stage + PAGE_BYTES, lane);
         __syncwarp();
         fetch(page + DEPTH * WARPS, n % DEPTH);
     }
@@ -208,8 +350,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
         sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
         sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
         if (t == 0) tops[warp * 16 + g + r * 8] = top[r], tops[(WARPS + warp) * 16 + g + r * 8] = sum[r];
+        float* row = gathered + (warp * 16 + g + r * 8) * DIM;
+#if FP8
 #pragma unroll
-        for (u32 i = 0; i < 16; i++) *(float2*)(gathered + (warp * 16 + g + r * 8) * DIM + i * 8 + t * 2) = float2{o[i][r * 2], o[i][r * 2 + 1]};
+        for (u32 i = 0; i < 16; i += 2) *(float4*)(row + i * 8 + t * 4) = float4{o[i][r * 2], o[i + 1][r * 2], o[i][r * 2 + 1], o[i + 1][r * 2 + 1]};
+#else
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) *(float2*)(row + i * 8 + t * 2) = float2{o[i][r * 2], o[i][r * 2 + 1]};
+#endif
     }
     __syncthreads();
     const u64 group = (u64)sequence * KV_HEADS + head;

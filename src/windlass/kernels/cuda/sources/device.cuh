@@ -22,6 +22,11 @@ DEVICE u32 pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
+DEVICE u32 pack_f16(float low, float high) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
 DEVICE u16 to_bf16(float x) { return (u16)pack_bf16(x, 0.f); }
 DEVICE float silu(float x) { return x / (1.f + __expf(-x)); }
 
@@ -47,6 +52,12 @@ constexpr float RAISED = 136.f;
 DEVICE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+DEVICE void multiply_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -206,6 +217,23 @@ DEVICE float warp_sum(float x) {
     for (int i = 16; i; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
     return x;
 }
+
+#if FP8
+// Keys and values in e4m3 (kernels/fp8_cache.py): the exponent in fp32 of the power of two by which a head of 128 bf16 numbers fits, in all lanes.
+DEVICE u32 scale_of(const u16* head, u32 lane) {
+    const uint2 v = *(const uint2*)(head + lane * 4);
+    // Magnitudes of bf16 are in the order of their bits.
+    const u32 most = max(max(v.x & 0x7fff, v.x >> 16 & 0x7fff), max(v.y & 0x7fff, v.y >> 16 & 0x7fff));
+    const int exponent = (int)(((__reduce_max_sync(~0u, most) << 16) + 0x1fffff) >> 23) - 8;
+    return (u32)min(max(exponent, 87), 167);
+}
+DEVICE u8 to_code(u16 bf16, u32 scale) {
+    const float x = bf16_float(bf16) * __uint_as_float((254 - scale) << 23);
+    u16 r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(0.f), "f"(x));
+    return (u8)r;
+}
+#endif
 
 // Where the time goes: with TRACE_AT, the address of [count, (time, kind << 32 | event << 16 | block) ...], a thread notes when it got here.
 DEVICE void trace(u32 kind, u32 event) {

@@ -5,7 +5,7 @@
 // WGS warpgroups of consumers take 64 * DEEP rows of weights each, a warp DEEP tiles that follow one another: a warpgroup scales its sums while the others multiply. One more streams weights
 // by tensor copies and gathers rows of x, and runs ahead into the next unit.
 //
-// Compiled with: KIND, N (32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), DEEP (1 or 2), STAGES, STAGE_BLOCKS, and TAIL (blocks of the last stage, if fewer; else 0),
+// Compiled with: KIND, N (16, 32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), DEEP (1 or 2), STAGES, STAGE_BLOCKS, and TAIL (blocks of the last stage, if fewer; else 0),
 // SETS of integer sums and FRAGMENTS of weights (1 or 2: with two, one is made while the other is used).
 
 #define CLUSTER 1
@@ -36,13 +36,14 @@ DEVICE void product(u32* c, const u32* f, u64 b, u32 add) {
                      REST ", p; }"                                                                                                       \
                      : __VA_ARGS__                                                                                                       \
                      : "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "l"(b), "r"(add));
+    PRODUCT(16, L0, "{%8,%9,%10,%11}, %12", "%13", I(0))
     PRODUCT(32, L0 "," L1, "{%16,%17,%18,%19}, %20", "%21", I(0), I(8))
     PRODUCT(48, L0 "," L1 "," L2, "{%24,%25,%26,%27}, %28", "%29", I(0), I(8), I(16))
     PRODUCT(64, L0 "," L1 "," L2 "," L3, "{%32,%33,%34,%35}, %36", "%37", I(0), I(8), I(16), I(24))
     PRODUCT(80, L0 "," L1 "," L2 "," L3 "," L4, "{%40,%41,%42,%43}, %44", "%45", I(0), I(8), I(16), I(24), I(32))
     PRODUCT(128, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7, "{%64,%65,%66,%67}, %68", "%69", I(0), I(8), I(16), I(24), I(32), I(40), I(48), I(56))
 #undef PRODUCT
-    static_assert(COLUMNS == 32 || COLUMNS == 48 || COLUMNS == 64 || COLUMNS == 80 || COLUMNS == 128);
+    static_assert(COLUMNS == 16 || COLUMNS == 32 || COLUMNS == 48 || COLUMNS == 64 || COLUMNS == 80 || COLUMNS == 128);
 }
 
 // Four codes an instruction: 16 * (code - 8) of the upper nibbles, signed bytes.

@@ -1,10 +1,16 @@
 // What lies between QKV and attention, in place. `run`: rotation of queries and keys and the cache write, for rows of any sequences (prefill).
 // `head_norm`: an rms norm over each head of queries and keys, before the rotation. A block a row.
-// Compiled with: HEADS (all query heads), KV_HEADS, ROTARY, INTERLEAVED. Layouts as in attention.cu.
+// Compiled with: HEADS (all query heads), KV_HEADS, ROTARY, INTERLEAVED, FP8. Layouts as in attention.cu.
 
 constexpr u32 DIM = 128, PAGE = 16, WIDTH = (HEADS + 2 * KV_HEADS) * DIM;
+#if FP8
+typedef u8 Cached;
+#else
+typedef u16 Cached;
+#endif
 
-extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* table, const int* positions, const int* slots, u16* keys, u16* values) {
+extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* table, const int* positions, const int* slots, Cached* keys, Cached* values,
+                                                     u8* scales) {
     __shared__ float cosines[ROTARY];
     launch_next();
     wait_previous();
@@ -13,25 +19,60 @@ extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* tab
     if (thread < ROTARY) cosines[thread] = table[(u64)positions[blockIdx.x] * ROTARY + thread];
     const u32 slot = (u32)slots[blockIdx.x];
     __syncthreads();
-    constexpr u32 PAIRS = ROTARY / 2;
-    for (u32 i = thread; i < (HEADS + KV_HEADS) * PAIRS; i += 256) {
-        const u32 head = i / PAIRS, p = i % PAIRS;
+    constexpr u32 PAIRS = ROTARY / 2, AT_ONCE = 4;
+    static_assert(PAIRS % AT_ONCE == 0);
+    for (u32 i = thread * AT_ONCE; i < (HEADS + KV_HEADS) * PAIRS; i += 256 * AT_ONCE) {
+        const u32 p = i % PAIRS;
+        u16* at = row + i / PAIRS * DIM;
+        u32 a[AT_ONCE], b[AT_ONCE];  // bits of bf16
 #if INTERLEAVED
-        const u32 first = p * 2, second = first + 1;
+        uint4& both = *(uint4*)(at + p * 2);
+        u32 words[AT_ONCE] = {both.x, both.y, both.z, both.w};
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; k++) a[k] = words[k] & 0xffff, b[k] = words[k] >> 16;
 #else
-        const u32 first = p, second = p + PAIRS;
+        uint2 &firsts = *(uint2*)(at + p), &seconds = *(uint2*)(at + p + PAIRS);
+        const uint2 v = firsts, w = seconds;
+        a[0] = v.x & 0xffff, a[1] = v.x >> 16, a[2] = v.y & 0xffff, a[3] = v.y >> 16;
+        b[0] = w.x & 0xffff, b[1] = w.x >> 16, b[2] = w.y & 0xffff, b[3] = w.y >> 16;
 #endif
-        u16* at = row + head * DIM;
-        const float a = bf16_float(at[first]), b = bf16_float(at[second]), c = cosines[p], s = cosines[PAIRS + p];
-        at[first] = to_bf16(a * c - b * s), at[second] = to_bf16(b * c + a * s);
+        float first[AT_ONCE], second[AT_ONCE];
+#pragma unroll
+        for (u32 k = 0; k < AT_ONCE; k++) {
+            const float x = bf16_float(a[k]), y = bf16_float(b[k]), c = cosines[p + k], s = cosines[PAIRS + p + k];
+            first[k] = x * c - y * s, second[k] = y * c + x * s;
+        }
+#if INTERLEAVED
+        both = uint4{pack_bf16(first[0], second[0]), pack_bf16(first[1], second[1]), pack_bf16(first[2], second[2]), pack_bf16(first[3], second[3])};
+#else
+        firsts = uint2{pack_bf16(first[0], first[1]), pack_bf16(first[2], first[3])};
+        seconds = uint2{pack_bf16(second[0], second[1]), pack_bf16(second[2], second[3])};
+#endif
     }
     if (!keys) return;
     __syncthreads();
-    const u64 page = (u64)(slot / PAGE) * KV_HEADS * DIM * PAGE;
+    const u64 block = (u64)(slot / PAGE) * KV_HEADS, page = block * DIM * PAGE;
+#if FP8
+    const u32 warp = thread / 32, lane = thread & 31, token = slot % PAGE;
+    for (u32 h = warp; h < 2 * KV_HEADS; h += 8) {
+        const u32 head = h % KV_HEADS, side = h / KV_HEADS;
+        const u16* from = row + (HEADS + h) * DIM;
+        const u32 scale = scale_of(from, lane);
+        u32 codes = 0;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) codes |= (u32)to_code(from[lane * 4 + i], scale) << i * 8;
+        if (side) *(u32*)(values + page + ((u64)head * PAGE + token) * DIM + lane * 4) = codes;
+        else
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) keys[page + ((u64)head * DIM + lane * 4 + i) * PAGE + token] = (u8)(codes >> i * 8);
+        if (lane == 0) scales[((block + head) * 2 + side) * PAGE + token] = (u8)scale;
+    }
+#else
     for (u32 i = thread; i < KV_HEADS * DIM; i += 256) {
         keys[page + (u64)i * PAGE + slot % PAGE] = row[HEADS * DIM + i];
         values[page + (u64)(i / DIM * PAGE + slot % PAGE) * DIM + i % DIM] = row[(HEADS + KV_HEADS) * DIM + i];
     }
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(256) head_norm(u16* qkv, const float* q_norm, const float* k_norm, float eps) {

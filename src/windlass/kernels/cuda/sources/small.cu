@@ -224,27 +224,39 @@ struct Rounded {
     u32 bytes;  // in the order of the numbers
     float scale;
 };
-DEVICE Rounded round_four(u32 a, u32 b) {
-    // Bits of bf16 without sign are in the order of the numbers.
-    const u32 low = max(a & 0x7fffu, b & 0x7fffu), high = max(a >> 16 & 0x7fffu, b >> 16 & 0x7fffu);
-    const float largest = bf16_float(__reduce_max_sync(~0u, max(low, high)));
-    const float step = __uint_as_float(__float_as_uint(largest * (1.f / 127.f)) & ~3u), inverse = largest > 1e-30f ? 127.f / largest : 0.f;
+// Bits of bf16 without sign are in the order of the numbers.
+DEVICE u32 largest_bits(u32 a, u32 b) { return max(max(a & 0x7fffu, b & 0x7fffu), max(a >> 16 & 0x7fffu, b >> 16 & 0x7fffu)); }
+DEVICE float step_of(float largest) { return __uint_as_float(__float_as_uint(largest * (1.f / 127.f)) & ~3u) * (1.f / 16.f); }
+DEVICE float inverse_of(float largest) { return largest > 1e-30f ? 127.f / largest : 0.f; }
+DEVICE u32 round_bytes(u32 a, u32 b, float inverse) {
     constexpr float MAGIC = 12582912.f;  // added to this, a number's integer part lies in the low bits
     const u32 n0 = __float_as_uint(fmaf(bf16_float(a), inverse, MAGIC)), n1 = __float_as_uint(fmaf(__uint_as_float(a & 0xffff0000u), inverse, MAGIC));
     const u32 n2 = __float_as_uint(fmaf(bf16_float(b), inverse, MAGIC)), n3 = __float_as_uint(fmaf(__uint_as_float(b & 0xffff0000u), inverse, MAGIC));
-    return {__byte_perm(__byte_perm(n0, n1, 0x0040), __byte_perm(n2, n3, 0x0040), 0x5410), step * (1.f / 16.f)};
+    return __byte_perm(__byte_perm(n0, n1, 0x0040), __byte_perm(n2, n3, 0x0040), 0x5410);
 }
-// Rows of bf16, one warp each 128 inputs. Within 16 inputs they lie as the codes of weights do (layout.py): 2t, 2t + 8, 2t + 1, 2t + 9 side by side.
-extern "C" __global__ void __launch_bounds__(256) quantize_rows(const u16* x, u32* out, float* scales, u32 x_stride, u32 blocks, u64 total) {
-    const u64 number = (u64)blockIdx.x * 8 + threadIdx.x / 32;
+DEVICE Rounded round_four(u32 a, u32 b) {
+    const float largest = bf16_float(__reduce_max_sync(~0u, largest_bits(a, b)));
+    return {round_bytes(a, b, inverse_of(largest)), step_of(largest)};
+}
+// Rows of bf16. Eight lanes have 128 inputs, 16 each, which lie as the codes of weights do (layout.py): 2t, 2t + 8, 2t + 1, 2t + 9 side by side.
+extern "C" __global__ void __launch_bounds__(256) quantize_rows(const u16* x, uint4* out, float* scales, u32 x_stride, u32 blocks, u32 total) {
+    const u32 number = blockIdx.x * 32 + threadIdx.x / 8, lane = threadIdx.x & 7;
     launch_next();
     wait_previous();
-    if (number >= total) return;
-    const u32 lane = threadIdx.x & 31, s = lane / 4, t = lane & 3, block = (u32)(number % blocks);
-    const u16* from = x + number / blocks * x_stride + block * 128 + s * 16 + t * 2;
-    const Rounded q = round_four(*(const u32*)from, *(const u32*)(from + 8));
-    out[number * 32 + lane] = __byte_perm(q.bytes, 0, 0x3120);
-    if (lane == 0) scales[number] = q.scale;
+    const bool is_there = number < total;
+    uint4 low = {}, high = {};
+    if (is_there) {
+        const uint4* from = (const uint4*)(x + (u64)(number / blocks) * x_stride + number % blocks * 128 + lane * 16);
+        low = __ldcs(from), high = __ldcs(from + 1);
+    }
+    u32 bits = max(max(largest_bits(low.x, low.y), largest_bits(low.z, low.w)), max(largest_bits(high.x, high.y), largest_bits(high.z, high.w)));
+#pragma unroll
+    for (u32 k = 1; k < 8; k *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, k));
+    if (!is_there) return;
+    const float largest = bf16_float(bits), inverse = inverse_of(largest);
+    auto word = [&](u32 a, u32 b) { return __byte_perm(round_bytes(a, b, inverse), 0, 0x3120); };
+    out[(u64)number * 8 + lane] = uint4{word(low.x, high.x), word(low.y, high.y), word(low.z, high.z), word(low.w, high.w)};
+    if (lane == 0) scales[number] = step_of(largest);
 }
 
 // ---- h += sum over parts of weight * part; x = norm(h). One block a row; width a multiple of 4, at most NORM_STEPS * NORM_THREADS * 4.

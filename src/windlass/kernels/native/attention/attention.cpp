@@ -35,7 +35,7 @@ namespace {
 namespace WINDLASS_ISA {
 
 // data: result [rows, heads * value dim], q, keys, values (latent: the keys), starts, lengths, blocks, counts, sinks or null, slopes or
-// null. ints: heads, kv heads, dim, value dim, row and head strides of q, blocks per sequence, window, type of the cache, whether it
+// null, scales of e4m3 or null. ints: heads, kv heads, dim, value dim, row and head strides of q, blocks per sequence, window, type of the cache, whether it
 // is latent, heads in a row of the result, kv heads of the cache (where the operation is for some of both). floats: scale.
 Batch batch_of(const Op& op) {
     Batch batch;
@@ -49,6 +49,7 @@ Batch batch_of(const Op& op) {
     batch.num_sequences = op.at<int32_t>(7)[1];
     batch.sinks = op.at<float>(8);
     batch.slopes = op.at<float>(9);
+    batch.scales = op.at<uint8_t>(10);
     batch.num_heads = op.ints[0];
     batch.num_kv_heads = op.ints[1];
     batch.group = op.ints[0] / op.ints[1];
@@ -226,7 +227,8 @@ bool shares_chunks(const Batch& batch, int num_threads, int64_t* floats) {
 }
 
 void attend(const Batch& batch, Worker& worker, float* memory) {
-    if (batch.narrow) attend_items<Bf16>(batch, worker, memory);
+    if (batch.scales) attend_items<E4m3>(batch, worker, memory);
+    else if (batch.narrow) attend_items<Bf16>(batch, worker, memory);
     else attend_items<float>(batch, worker, memory);
 }
 

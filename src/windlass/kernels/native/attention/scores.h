@@ -16,6 +16,7 @@ constexpr int tile_blocks(int rows) { return W == 16 ? 4 : W == 8 ? (rows == 1 ?
 // head's blocks are far apart, and a processor that waits for each of them reaches a tenth of the memory's bandwidth.
 template <class T> struct Piece {
     const T *keys[PIECE_BLOCKS], *values[PIECE_BLOCKS];
+    const uint8_t* scales[PIECE_BLOCKS];  // of e4m3: those of keys, then (not latent) those of values
     int64_t start, end;
 };
 

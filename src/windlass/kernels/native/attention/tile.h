@@ -17,6 +17,7 @@ constexpr float NEVER = -std::numeric_limits<float>::infinity();
 struct Batch {
     const float* q;
     const void *keys, *values;
+    const uint8_t* scales;  // of e4m3, else null
     const float *sinks, *slopes;
     float* result;
     const int32_t *starts, *lengths, *blocks;
@@ -106,6 +107,23 @@ template <class T> void widen_across(const T* from, int64_t width, float* to) {
     }
 }
 
+// Powers of two of W tokens, or of one, from their bytes.
+INLINE F powers(const uint8_t* scales) { return (F)(widened(scales) << 23); }
+INLINE F power(uint8_t scale) { return (F)splat_int(int32_t(scale) << 23); }
+
+// Elements of 16 tokens side by side, each times its token's power, in place.
+void scale_across(float* numbers, int64_t dim, const uint8_t* scales) {
+    for (int v = 0; v < VECTORS; v++) {
+        const F factors = powers(scales + v * W);
+        for (int64_t d = 0; d < dim; d++) store(numbers + d * BLOCK_TOKENS + v * W, load(numbers + d * BLOCK_TOKENS + v * W) * factors);
+    }
+}
+void scale_along(float* numbers, int64_t count, F factor) {
+    int64_t i = 0;
+    for (; i + W <= count; i += W) store(numbers + i, load(numbers + i) * factor);
+    for (; i < count; i++) numbers[i] *= factor[0];
+}
+
 // Tokens that a query sees: those behind `before` up to its own position.
 struct Sight {
     int64_t position, before;
@@ -189,6 +207,7 @@ template <class T> Piece<T> piece_at(const Batch& batch, const Tile& tile, int64
         const int64_t place = blocks[block < num_blocks ? block : 0] * batch.cache_heads + tile.kv_head;
         piece.keys[block] = static_cast<const T*>(batch.keys) + place * batch.head_elements();
         piece.values[block] = static_cast<const T*>(batch.values) + place * batch.value_elements();
+        piece.scales[block] = batch.scales ? batch.scales + place * (batch.latent ? 1 : 2) * BLOCK_TOKENS : nullptr;
     }
     return piece;
 }
@@ -226,14 +245,19 @@ void attend_panels(const Batch& batch, const Tile& tile, const Scratch& scratch,
         wide.values[block] = value;
         if (ahead) fetch(ahead->keys[block], BLOCK_TOKENS * batch.dim * sizeof(T));
         if (ahead && !batch.latent) fetch(ahead->values[block], BLOCK_TOKENS * batch.value_dim * sizeof(T));
-        if (!batch.latent) {
+        if (batch.latent) {
+            widen_across(piece.keys[block], batch.dim, key);
+            for (int64_t token = 0; token < BLOCK_TOKENS; token++)
+                widen(piece.values[block] + token * batch.dim, batch.value_dim, value + token * batch.value_dim);
+        } else {
             widen(piece.keys[block], BLOCK_TOKENS * batch.dim, key);
             widen(piece.values[block], BLOCK_TOKENS * batch.value_dim, value);
-            continue;
         }
-        widen_across(piece.keys[block], batch.dim, key);
+        if (!batch.scales) continue;
+        const uint8_t* of_values = piece.scales[block] + (batch.latent ? 0 : BLOCK_TOKENS);
+        scale_across(key, batch.dim, piece.scales[block]);
         for (int64_t token = 0; token < BLOCK_TOKENS; token++)
-            widen(piece.values[block] + token * batch.dim, batch.value_dim, value + token * batch.value_dim);
+            scale_along(value + token * batch.value_dim, batch.value_dim, power(of_values[token]));
     }
     attend_piece<float>(batch, tile, scratch, wide, nullptr, batch.value_dim, mixture);
 }
@@ -245,14 +269,15 @@ void attend_chunk(const Batch& batch, const Tile& tile, const Scratch& scratch, 
     std::memset(scratch.totals, 0, tile.count * W * sizeof(float));
     std::memset(mixture.mixed, 0, tile.count * batch.mixed_stride() * sizeof(float));
     const int64_t end = std::min(tile.end(batch), (chunk + 1) * CHUNK_TOKENS);
-    const bool panels = batch.latent || (batch.narrow && tile.count >= PAIRS_FOR_PANELS);
+    const bool panels = batch.latent || batch.scales || (batch.narrow && tile.count >= PAIRS_FOR_PANELS);
     Piece<T> piece = piece_at<T>(batch, tile, std::max(chunk * CHUNK_TOKENS, tile.first_token(batch)), end), next;
     for (;; piece = next) {
         const bool last = piece.end == end;
         if (!last) next = piece_at<T>(batch, tile, piece.end, end);
         const Piece<T>* ahead = last ? after : &next;
         if (panels) attend_panels(batch, tile, scratch, piece, ahead, mixture);
-        else attend_piece(batch, tile, scratch, piece, ahead, batch.value_stride(), mixture);
+        else if constexpr (!std::is_same<T, E4m3>::value)
+            attend_piece(batch, tile, scratch, piece, ahead, batch.value_stride(), mixture);
         if (last) break;
     }
     for (int64_t pair = 0; pair < tile.count; pair++) mixture.total[pair] = sum(load(scratch.totals + pair * W));

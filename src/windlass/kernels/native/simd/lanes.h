@@ -36,9 +36,10 @@ enum InstructionSet { PLAIN, AVX2, AVX512 };  // plain is SSE2 on x86-64 and NEO
 InstructionSet instruction_set();
 
 // Types of stored numbers. The values are those of kernels/cpu/types.py.
-enum StoredType { FP32_TYPE, BF16_TYPE, FP16_TYPE };
+enum StoredType { FP32_TYPE, BF16_TYPE, FP16_TYPE, E4M3_TYPE };
 struct Bf16 { uint16_t bits; };
 struct Fp16 { uint16_t bits; };
+struct E4m3 { uint8_t bits; };
 
 constexpr int64_t BLOCK_TOKENS = 16;  // of the cache, as in core/constants.py
 

@@ -56,6 +56,15 @@ INLINE I widened(const uint16_t* from) {
     return __builtin_convertvector(bits, I);
 #endif
 }
+INLINE I widened(const uint8_t* from) {
+#if WINDLASS_LANES == 16
+    return (I)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif WINDLASS_LANES == 8
+    return (I)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+    return I{from[0], from[1], from[2], from[3]};
+#endif
+}
 INLINE void narrow(uint16_t* to, I low_bits) {
 #if WINDLASS_LANES == 16
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16((__m512i)low_bits));
@@ -76,6 +85,17 @@ INLINE F load(const Fp16* from) {
     F subnormal = (F)(normal + (1 << 23)) - splat(6.103515625e-05f);
     I bits = exponent == 0 ? (I)subnormal : special;
     return (F)(bits | ((half & 0x8000) << 16));
+}
+
+// Subnormals likewise.
+INLINE F load(const E4m3* from) {
+    I code = widened(&from->bits);
+    I shifted = (code & 0x7f) << 20;
+    I normal = shifted + (120 << 23);
+    F subnormal = (F)(normal + (1 << 23)) - splat(0.015625f);
+    I bits = shifted < 0x00800000 ? (I)subnormal : normal;
+    bits = shifted == 0x07f00000 ? splat_int(0x7fc00000) : bits;
+    return (F)(bits | ((code & 0x80) << 24));
 }
 
 // To nearest, ties to even; what is not a number stays so.
@@ -110,6 +130,7 @@ INLINE float number(const Bf16* from) {
     std::memcpy(&x, &bits, 4);
     return x;
 }
+INLINE float number(const E4m3* from) { return load_part(from, 1)[0]; }
 INLINE float number(const Fp16* from) { return load_part(from, 1)[0]; }
 
 // --- across lanes -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""How products of many rows with 4-bit weights in integer arithmetic (kernels/cuda/int8.py) are cut into the work of thread blocks."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from windlass.core.fused import TILE_ROWS
+
+
+class Shape(NamedTuple):
+    """Of a thread block's work, see int8.cu."""
+
+    warpgroups: int
+    deep: int
+    sets: int
+    fragments: int
+    stage_blocks: int
+
+    @property
+    def tiles(self) -> int:
+        return self.warpgroups * 4 * self.deep
+
+    @property
+    def threads(self) -> int:
+        return self.warpgroups * 128 + 128
+
+
+SHAPES = {
+    16: Shape(3, 2, 2, 2, 2),
+    32: Shape(3, 2, 2, 2, 2),
+    48: Shape(2, 2, 2, 2, 2),
+    64: Shape(2, 2, 2, 2, 2),
+    80: Shape(2, 2, 1, 2, 2),
+    128: Shape(2, 2, 1, 1, 1),
+}
+"""For items of experts, by their rows of x; the fastest of those tried (docs/reference/cuda-notes.md)."""
+ITEM_SECONDS = {16: 0.51e-6, 32: 0.57e-6, 48: 0.62e-6, 64: 0.74e-6, 80: 0.82e-6}
+"""Of a block of inputs of 256 rows of weights, by the rows of an item; a unit has an overhead of `ITEM_BLOCKS` such blocks. Measured with the
+experts of GLM-4.5-Air and 128 to 2,048 rows (docs/reference/cuda-notes.md, 30 to 32)."""
+ITEM_BLOCKS = 2.8
+
+
+class UnitKind(NamedTuple):
+    """A way to cut a product of all rows into units."""
+
+    rows: int
+    """Of x."""
+    shape: Shape
+    seconds: float
+    """Of a block of inputs."""
+
+
+UNIT_KINDS = (
+    UnitKind(16, Shape(2, 2, 2, 2, 2), 0.54e-6),
+    UnitKind(16, Shape(2, 1, 2, 2, 2), 0.275e-6),
+    UnitKind(32, Shape(2, 2, 2, 2, 2), 0.55e-6),
+    UnitKind(32, Shape(2, 1, 2, 2, 2), 0.28e-6),
+    UnitKind(48, Shape(2, 2, 2, 2, 2), 0.63e-6),
+    UnitKind(64, Shape(2, 2, 2, 2, 2), 0.735e-6),
+    UnitKind(64, Shape(2, 1, 2, 2, 2), 0.39e-6),
+    UnitKind(80, Shape(2, 2, 1, 2, 2), 0.96e-6),
+    UnitKind(128, Shape(2, 2, 1, 1, 1), 1.48e-6),
+)
+"""Measured in products of 32 to 2,048 rows. Small units fill the device where a matrix has few rows."""
+PARTS_BYTES_PER_SECOND = 3.5e12
+MOST_SLICES = 8
+
+
+class Cut(NamedTuple):
+    """How a product is cut into units: rows of x in each, the work of a thread block, and slices of the inputs."""
+
+    rows: int
+    shape: Shape
+    slices: int
+    seconds: float
+    """Expected, without the launch."""
+
+
+def item_rows(mean: float) -> int:
+    """Rows of an item, for experts with so many rows on average: the fastest if all have two standard deviations more."""
+    most = mean + 2 * mean**0.5
+    return min(ITEM_SECONDS, key=lambda size: -(-most // size) * ITEM_SECONDS[size])
+
+
+@functools.cache
+def cut(rows: int, tiles: int, blocks: int, processors: int, most_slices: int = MOST_SLICES) -> Cut:
+    """The fastest way to cut a product of so many rows of x."""
+
+    def seconds(kind: UnitKind, slices: int) -> float:
+        units = -(-tiles // kind.shape.tiles) * slices * -(-rows // kind.rows)
+        waves = -(-units // processors)
+        parts = 2 * 4 * slices * rows * tiles * TILE_ROWS if slices > 1 else 0
+        return waves * blocks // slices * kind.seconds + parts / PARTS_BYTES_PER_SECOND
+
+    divisors = [n for n in range(1, most_slices + 1) if blocks % n == 0]
+    took, kind, slices = min((seconds(kind, n), kind, n) for kind in UNIT_KINDS for n in divisors)
+    return Cut(kind.rows, kind.shape, slices, took)
