@@ -8,11 +8,13 @@ median counts.
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import time
 from typing import Any, NamedTuple
 
+import torch
 from engine_speed import shape_of
 
 from windlass.cli.bench.ranks import InlineRanks
@@ -60,6 +62,8 @@ def run(config: dict[str, Any], name: str, layout: Layout, caps: tuple[int, ...]
         model=name, device="cuda", random_weights=RandomInit(config=config, scheme="int4", group=128), context_tokens=512,
         max_sequences=4, layout=layout, gpu_memory=caps,
     )  # fmt: skip
+    gc.collect()
+    torch.cuda.empty_cache()  # the first rank is this process: weights of the case before would count as its own
     with InlineRanks(print, lambda _: None) as ranks:
         engine, info = load_model(launch) if launch.is_single else ranks.load(launch, lambda _done, _total: None)
         try:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
 from windlass.nn.fused.feed_forward import DenseFeed, OffloadedFeed, RoutedFeed, SlicedFeed, dense_feed, routed_feed, wide_product
+from windlass.nn.fused.prompts import BEGUN_ROWS, Prompts, attend_whole, continued, padded_rows, prompts_of
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.attention import AttentionMixer
 from windlass.nn.moe import MixtureOfExperts
@@ -41,12 +41,6 @@ DENSE_ROWS = 8
 DEPENDENT_ROWS = 1024
 """Up to this many rows, programmatic dependent launch: 10 % faster at one row, 2 % at 64; 0.5 % slower at 2,048."""
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-PROMPT_ROWS = 256
-"""New prompts are padded to a multiple of so many rows for attention."""
-BEGUN_ROWS = (20, 700)
-"""Of prompts that have begun: attention of few and of many rows uses different kernels."""
-FRESH_SEQUENCES = 16
-"""Up to this many new prompts in a step use PyTorch's attention, one call each."""
 
 
 @dataclass
@@ -146,7 +140,7 @@ class FusedLayer:
         rows = qkv.shape[0] - space.padding
         self._normed_heads(qkv[:rows])
         if space.prompts is not None and space.prompts.new == [(0, rows)] and not space.decoding.tokens.shape[0]:
-            return _whole(*self._rotated(qkv, space.prompts, cache), self.mixer.scale)[:rows]
+            return attend_whole(*self._rotated(qkv, space.prompts, cache), self.mixer.scale)[:rows]
         out = torch.empty(rows, self.mixer.num_heads * self.mixer.head_dim, dtype=qkv.dtype, device=qkv.device)
         decoding = space.decoding.tokens.shape[0]
         if decoding:
@@ -202,7 +196,7 @@ class FusedLayer:
             out[:rows] = self.general_attention((q[:rows], k[:rows], v[:rows]), prompts.begun, cache)
         for first, last in prompts.new:
             padded = slice(first, first + padded_rows(last - first))
-            out[first:last] = _whole(q[padded], k[padded], v[padded], self.mixer.scale)[: last - first]
+            out[first:last] = attend_whole(q[padded], k[padded], v[padded], self.mixer.scale)[: last - first]
 
     def _rotated(self, qkv: Tensor, prompts: Prompts, cache: KvCache) -> tuple[Tensor, ...]:
         """Queries, keys and values [rows and padding, heads, dim]; keys and values are stored in the cache too."""
@@ -222,63 +216,6 @@ class FusedLayer:
     def general_attention(self, qkv: Sequence[Tensor], step: Step, cache: KvCache) -> Tensor:
         """Over the cache, where the rows' own keys and values are already."""
         return attention(AttentionArgs(*qkv, step, cache, scale=self.mixer.scale))
-
-
-def _continued(step: Step, rows: int, length: int) -> Step:
-    """The last `rows` of a sequence of `length` tokens, all of them in the cache's first block, with a block table like that of `step`."""
-    ints = partial(torch.tensor, dtype=torch.int32)
-    starts, lengths = ints([0, rows]), ints([length])
-    positions = torch.arange(length - rows, length, dtype=torch.int32)
-    on_device = (torch.zeros_like(positions), positions, torch.zeros_like(positions), starts, lengths)
-    return Step(
-        *(x.to(step.tokens.device) for x in on_device), step.blocks.new_zeros(1, step.blocks.stride(0)), step.logit_rows[:0],
-        ints([rows, 1, 0]), starts, lengths,
-    )  # fmt: skip
-
-
-def padded_rows(rows: int) -> int:
-    """cuDNN plans each length anew, which takes longer than the attention itself: few lengths are used. Rows behind the last one of a prompt
-    change nothing, as attention is causal; they are those of the next prompt, or zeros."""
-    return -(-rows // PROMPT_ROWS) * PROMPT_ROWS
-
-
-def _whole(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """A new sequence: [tokens, heads, dim] -> [tokens, heads * dim]."""
-    out = torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, scale=scale, enable_gqa=True
-    )
-    return out[0].transpose(0, 1).reshape(q.shape[0], -1)
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The rows of a step that are prompts, which follow those of decoding sequences."""
-
-    positions: Tensor
-    slots: Tensor
-    begun: Step | None
-    """Of prompts that have tokens in the cache, and of any beyond FRESH_SEQUENCES; they come first."""
-    new: list[tuple[int, int]]
-    """First and last row of the others."""
-    padding: int
-    """Rows that attention of these reads behind the last one."""
-
-
-def prompts_of(step: Step, first: int) -> Prompts:
-    """Of the sequences from `first` on, which is also the number of rows before them."""
-    starts, lengths = step.sizes()
-    bounds = [(a - first, b - first) for a, b in pairwise(starts[first:])]
-    num_begun = next((i for i, (a, b) in enumerate(bounds) if b - a == lengths[first + i]), len(bounds))
-    if any(b - a != length for (a, b), length in zip(bounds[num_begun:], lengths[first + num_begun :], strict=True)):
-        num_begun = len(bounds)
-    num_begun = max(num_begun, len(bounds) - FRESH_SEQUENCES)
-    return Prompts(
-        positions=step.positions[first:],
-        slots=step.slots[first:],
-        begun=step.part(first, first + num_begun) if num_begun else None,
-        new=bounds[num_begun:],
-        padding=max((a + padded_rows(b - a) - bounds[-1][1] for a, b in bounds[num_begun:]), default=0),
-    )
 
 
 @dataclass(frozen=True)
@@ -405,7 +342,7 @@ class FusedDecoder:
                 if length <= rows:
                     continue
                 qkv = torch.zeros(rows, layer.qkv.rows, dtype=torch.bfloat16, device=device)
-                layer.general_attention(layer.heads_of(qkv), _continued(step, rows, length), cache)
+                layer.general_attention(layer.heads_of(qkv), continued(step, rows, length), cache)
 
     def experts_touched(self, rows: int) -> float | None:
         """Average number of experts used per routed layer by the last step of up to 64 rows. Synchronizes."""
