@@ -23,12 +23,12 @@ class Row:
 
 
 ROWS: dict[str, Row] = {
-    "device": Row(str, "auto", "cpu|cuda|mps", "Device to run on; auto takes a GPU if there is one."),
+    "device": Row(str, "auto", "auto|cpu|cuda|mps", "Device to run on; auto takes a GPU if there is one."),
     "kv": Row(
         str | None,
         None,
         "bf16|fp8|fp32",
-        "KV cache type; bf16 by default. fp8: half the memory; on a GPU from Ada on, and slow on a CPU.",
+        "KV cache type; bf16 by default. fp8: half the memory and a small loss; on CPUs and NVIDIA GPUs from Ada on.",
     ),
     "context": Row(str | None, None, "8k", "Maximum sequence length, prompt and answer together."),
     "exact": Row(bool, False, None, "Dequantize packed weights to fp32: slower and larger, no 8-bit activations.", "--exact"),
@@ -36,7 +36,7 @@ ROWS: dict[str, Row] = {
         str | None,
         None,
         "int4|int8",
-        "Quantize a bf16 or fp32 checkpoint while loading; with --random-weights, how to store them.",
+        "Quantize a bf16 or fp32 checkpoint while loading.",
     ),
     "speculate": Row(
         str,
@@ -49,7 +49,8 @@ ROWS: dict[str, Row] = {
         str | None,
         None,
         "SIZE[,SIZE...]",
-        "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free. What does not fit goes to host memory.",
+        "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free. Of int4 models on Hopper, what does not fit goes "
+        "to host memory; others are refused.",
     ),
     "host_memory": Row(
         str | None,

@@ -35,8 +35,10 @@ SHAPES = {
     128: Shape(2, 2, 1, 1, 1),
 }
 """For items of experts, by their rows of x; the fastest of those tried (docs/reference/cuda-notes.md)."""
-ITEM_SECONDS = {16: 0.45e-6, 32: 0.50e-6, 48: 0.63e-6, 64: 0.735e-6, 80: 0.96e-6}
-"""Of a block of inputs of 256 rows of weights, by the rows of an item. Measured in products of 128 to 2,048 rows."""
+ITEM_SECONDS = {16: 0.51e-6, 32: 0.57e-6, 48: 0.62e-6, 64: 0.74e-6, 80: 0.82e-6}
+"""Of a block of inputs of 256 rows of weights, by the rows of an item; a unit has an overhead of `ITEM_BLOCKS` such blocks. Measured with the
+experts of GLM-4.5-Air and 128 to 2,048 rows (docs/reference/cuda-notes.md, 30 to 32)."""
+ITEM_BLOCKS = 2.8
 
 
 class UnitKind(NamedTuple):

@@ -46,6 +46,8 @@ class KernelTimes(Frozen):
     """A block of 256 rows of weights x 128 inputs, times rows of 8 bits, in one SM: copies, and products with their scaling, which do not overlap.
     Single kernels: 1.36 us for 128 rows of a dense matrix, 1.48 for 150 of an expert, 0.8 for 80 (cuda-notes.md 30); somewhat more over a whole
     prefill: 19,600 tokens/s of 2,048 before the last of these changes."""
+    round_share: float = 0.85
+    """Fraction of the bandwidth in rounding rows to 8 bits (75 MB in 18 us)."""
     eager: float = 600e-6
     """A layer of a prompt takes at least this: its launches are not recorded (cuda-notes.md 27: 560 to 800 us)."""
     unit_blocks: float = 2.8

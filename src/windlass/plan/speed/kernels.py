@@ -15,7 +15,7 @@ from math import ceil, exp, lgamma, log, log1p
 from windlass.core import fused
 from windlass.core.fused import BLOCK_INPUTS, HEAD_DIM, TILE_ROWS, num_blocks
 from windlass.core.hardware.spec import Device
-from windlass.core.integer_units import ITEM_SECONDS, MOST_SLICES, Cut, cut, item_rows
+from windlass.core.integer_units import ITEM_BLOCKS, ITEM_SECONDS, MOST_SLICES, Cut, cut, item_rows
 from windlass.core.layout import Layout
 from windlass.core.model import Attention, Layer, ModelSpec, MoE
 from windlass.core.place import Placement, local_experts, local_shape, stored
@@ -32,9 +32,8 @@ WHOLE_TOKENS, SPLIT_TOKENS, MAX_SPLITS = 512, 256, 64
 ITEM_ROWS = (64, 128, 160)
 """Rows of an expert per work item above 64 rows, if it has more than `STREAMED_MEAN` rows on average."""
 STREAMED_MEAN = 12
-INTEGER_MEAN, SMALL_ITEM = 6, 48
-"""With integer products, weights are streamed up to `INTEGER_MEAN` rows of each expert; items of up to `SMALL_ITEM` rows take little longer than
-reading."""
+INTEGER_MEAN = 6
+"""The same with integer products."""
 PROCESSORS = {"H100-PCIe": 114, "H20": 78}
 HOPPER_PROCESSORS = 132
 MEASURED_RATE = 790e12
@@ -193,11 +192,9 @@ class KernelModel:
 
     def _halves(self, shape: LayerShape, rows: int, crowd: float) -> float:
         """All of a layer but attention."""
-        if rows > STREAMED_ROWS:
-            return self._many(shape, rows, crowd)
-        if rows > FEW_ROWS and not shape.experts and shape.in_integers:
-            return self._dense(shape, rows)
-        return self._several(shape, rows, crowd)
+        if shape.in_integers and rows > (STREAMED_ROWS if shape.experts else FEW_ROWS):
+            return self._integers(shape, rows, crowd)
+        return (self._many if rows > STREAMED_ROWS else self._several)(shape, rows, crowd)
 
     # one row
 
@@ -220,17 +217,6 @@ class KernelModel:
         parts = shape.active + shape.shared if shape.experts else self._slices(shape.down, rows)
         norms = sum(self._add_norm(shape.hidden, rows, 4, count) for count in (self._slices(shape.out, rows), parts))
         return qkv + out + feed + norms
-
-    def _dense(self, shape: LayerShape, rows: int) -> float:
-        """9 to 64 rows of a dense layer, in integers."""
-        whole = [self._cut(matrix, rows, 1) for matrix in (shape.qkv, shape.gate_up)]
-        parts = [self._cut(matrix, rows) for matrix in (shape.out, shape.down)]
-        products = sum(way.seconds + self.times.tiled for way in whole + parts)
-        norms = sum(self._add_norm(shape.hidden, rows, 4, way.slices) for way in parts)
-        return products + norms + 2 * self.times.small
-
-    def _cut(self, matrix: PackedMatrix, rows: int, most_slices: int = MOST_SLICES) -> Cut:
-        return cut(rows, -(-matrix.rows // TILE_ROWS), matrix.blocks, self.processors, most_slices)
 
     def short(self, matrix: PackedMatrix, rows: int, *, cut: bool) -> float:
         """A few rows stream the weights, split along the inputs if these are long and partial sums are allowed (`cut`)."""
@@ -265,6 +251,52 @@ class KernelModel:
 
     # more rows
 
+    def _integers(self, shape: LayerShape, rows: int, crowd: float) -> float:
+        """Rows are rounded to 8 bits; products are cut as the kernels cut them."""
+        whole, parts, inner = [shape.qkv], [shape.out], shape.out.inputs
+        if not shape.experts:
+            whole, parts, inner = [shape.qkv, shape.gate_up], [shape.out, shape.down], inner + shape.down.inputs
+        cuts = [self._cut(matrix, rows, 1) for matrix in whole] + [self._cut(matrix, rows) for matrix in parts]
+        products = sum(self._integer_product(of.num_bytes, way.seconds) for of, way in zip(whole + parts, cuts, strict=True))
+        norms = sum(self._sums(shape.hidden, rows, way.slices) for way in cuts[len(whole) :])
+        rest = self._routed_integers(shape, rows, crowd) if shape.experts else 0.0
+        return products + norms + self._rounded(rows * inner) + rest
+
+    def _cut(self, matrix: PackedMatrix, rows: int, most_slices: int = MOST_SLICES) -> Cut:
+        return cut(rows, -(-matrix.rows // TILE_ROWS), matrix.blocks, self.processors, most_slices)
+
+    def _integer_product(self, num_bytes: float, seconds: float) -> float:
+        """`seconds`: on the GPU where units were timed."""
+        return self.times.tiled + max(seconds * max(MEASURED_RATE / self.rate, 1.0), num_bytes / self.bandwidth)
+
+    def _rounded(self, numbers: float) -> float:
+        """bf16 is read, bytes are written."""
+        return self.times.small + 3 * numbers / (self.bandwidth * self.times.round_share)
+
+    def _routed_integers(self, shape: LayerShape, rows: int, crowd: float) -> float:
+        norm = self._add_norm(shape.hidden, rows, 2, shape.active + shape.shared)
+        before = norm + self._logits(shape, rows) + self.times.dispatch
+        mean = rows * shape.active / shape.all_experts
+        if mean <= INTEGER_MEAN:
+            return before + self._routed(shape, rows, crowd)
+        size = item_rows(mean)
+        items = shape.experts * items_of(rows, shape.active / shape.all_experts, size) * crowd + shape.shared * -(-rows // size)
+        held = shape.experts * shape.active / shape.all_experts + shape.shared
+        return (
+            before
+            + sum(self._items(of, items, size) for of in (shape.gate_up, shape.down))
+            + self._rounded(rows * held * shape.down.inputs)
+        )
+
+    def _items(self, matrix: PackedMatrix, items: float, size: int) -> float:
+        """An item's weights are read once for each; a unit has the overhead of a few blocks."""
+        waves = ceil(-(-matrix.rows // 256) * items / self.processors)
+        return self._integer_product(matrix.num_bytes * items, waves * (matrix.blocks + ITEM_BLOCKS) * ITEM_SECONDS[size])
+
+    def _logits(self, shape: LayerShape, rows: int) -> float:
+        """The fp32 router weights are split into three bf16 numbers each."""
+        return 6 * rows * shape.hidden * shape.all_experts / (self.rate * self.times.product_share)
+
     def _many(self, shape: LayerShape, rows: int, crowd: float) -> float:
         items, out, down = -(-rows // 128), self._wide_slices(shape.out, rows), self._wide_slices(shape.down, rows)
         mixer = self.products(shape.qkv, items, 128) + self.products(shape.out, items, 128, out)
@@ -273,15 +305,11 @@ class KernelModel:
             feed = self.products(shape.gate_up, items, 128) + self.products(shape.down, items, 128, down)
             return mixer + norms + self._sums(shape.hidden, rows, down) + feed
         norms += self._add_norm(shape.hidden, rows, 2, shape.active + shape.shared)
-        # The fp32 router weights are split into three bf16 numbers each.
-        logits = 6 * rows * shape.hidden * shape.all_experts / (self.rate * self.times.product_share)
-        return mixer + norms + logits + self.times.dispatch + self._routed(shape, rows, crowd)
+        return mixer + norms + self._logits(shape, rows) + self.times.dispatch + self._routed(shape, rows, crowd)
 
     def _routed(self, shape: LayerShape, rows: int, crowd: float) -> float:
         """Up to 64 rows, or few rows per expert: eight rows per work item; else enough for most experts in one item."""
         mean = rows * shape.active / shape.all_experts
-        if rows > STREAMED_ROWS and shape.in_integers and mean > INTEGER_MEAN and item_rows(mean) <= SMALL_ITEM:
-            return self._small_items(shape, rows, mean, crowd)
         few = rows <= STREAMED_ROWS or mean <= STREAMED_MEAN
         size = FEW_ROWS if few else next((one for one in ITEM_ROWS if one >= mean + 2 * mean**0.5), ITEM_ROWS[-1])
         items = shape.experts * items_of(rows, shape.active / shape.all_experts, size) * crowd + shape.shared * -(-rows // size)
@@ -289,13 +317,6 @@ class KernelModel:
             return sum(self.streamed(matrix.num_bytes * items) for matrix in (shape.gate_up, shape.down))
         filled = min(size, mean + 2 * mean**0.5)
         return sum(self.products(matrix, items, filled) for matrix in (shape.gate_up, shape.down))
-
-    def _small_items(self, shape: LayerShape, rows: int, mean: float, crowd: float) -> float:
-        size = item_rows(mean)
-        items = shape.experts * items_of(rows, shape.active / shape.all_experts, size) * crowd + shape.shared * -(-rows // size)
-        units = (ceil(-(-matrix.rows // 256) * items / self.processors) * matrix.blocks for matrix in (shape.gate_up, shape.down))
-        read = (shape.gate_up.num_bytes + shape.down.num_bytes) * items
-        return 2 * self.times.tiled + max(sum(units) * ITEM_SECONDS[size], read / self.bandwidth)
 
     def _wide_slices(self, matrix: PackedMatrix, rows: int) -> int:
         """Split-K factor, while rows alone do not fill the SMs."""
