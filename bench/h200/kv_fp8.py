@@ -31,6 +31,8 @@ from windlass.weights.load.random import RandomWeights
 PROMPT, AFTER = 2048, 32
 CASES = ((1, PROMPT), (1, 32768), (8, 32768), (1, 131072), (3, 131072), (6, 131072), (8, 131072))
 KV = ("bf16", "fp8")
+SHAPES = ((4, 2), (8, 1), (8, 2), (8, 3), (12, 1), (12, 2), (16, 1))
+"""Warps, and pages of 16 tokens in bf16 that each has in flight; fp8 has twice as many."""
 SPARE_BYTES = 3 * 10**9
 """Left for activations."""
 
@@ -108,8 +110,8 @@ def graphed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
     return min(times), result.clone()
 
 
-def attended(fused: FusedDecoder, step: Step, caches: Sequence[KvCache]) -> Tensor:
-    """The attention of all layers, one after another, and nothing else."""
+def attended(fused: FusedDecoder, step: Step, caches: Sequence[KvCache], shape: tuple[int, int] | None = None) -> Tensor:
+    """The attention of all layers, one after another, and nothing else. `shape`: other warps and pages in flight than the Engine takes."""
     space, mixer = fused.space(step), fused.layers[0].mixer
     qkv = torch.ones(step.tokens.shape[0], fused.layers[0].qkv.rows, dtype=torch.bfloat16, device="cuda")
     out = torch.empty(step.tokens.shape[0], mixer.num_heads * mixer.head_dim, dtype=torch.bfloat16, device="cuda")
@@ -118,15 +120,16 @@ def attended(fused: FusedDecoder, step: Step, caches: Sequence[KvCache]) -> Tens
         assert cache.values is not None
         attention.decode_attention(
             qkv, mixer.rotary.table, step.positions, step.slots, step.lengths, step.blocks, cache.keys, cache.values, out,
-            space.attention, scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=mixer.rotary.interleaved,
-            scales=cache.scales,
+            space.attention, scale=mixer.scale, splits=space.splits, shape=shape or space.shape,
+            interleaved=mixer.rotary.interleaved, scales=cache.scales,
         )  # fmt: skip
     return out
 
 
 def timed(
-    decoder: Decoder, batch: int, tokens: int, kv: str, prompt: Sequence[KvCache], limit: float, wanted: Tensor | None
-) -> Tensor | None:
+    decoder: Decoder, batch: int, tokens: int, kv: str, prompt: Sequence[KvCache], limit: float, wanted: Tensor | None,
+    *, shapes: bool = False,
+) -> Tensor | None:  # fmt: skip
     """The logits' log-probabilities; None: it does not fit."""
     needed = batch * tokens * kv_token_bytes(decoder.spec, kv)
     told = f"{kv} {batch} x {tokens:6d} tokens, {needed / 1e9:5.1f} GB"
@@ -145,6 +148,12 @@ def timed(
         f"{needed / reading / 1e12:.2f} TB/s, {needed / reading / limit:.0%} of {limit / 1e12:.2f}{compared}",
         flush=True,
     )
+    for shape in SHAPES if shapes and tokens > PROMPT else ():
+        seconds, _ = graphed(lambda shape=shape: attended(fused, step, caches, shape))
+        print(
+            f"    {shape[0]} warps, {shape[1]} pages of bf16 in flight: {seconds * 1e3:.3f} ms, {needed / seconds / 1e12:.2f} TB/s",
+            flush=True,
+        )
     return found
 
 
@@ -152,6 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="GLM-4.5-Air")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
+    parser.add_argument("--shapes", action="store_true", help="attention with other numbers of warps and pages in flight too")
     options = parser.parse_args()
     began = time.perf_counter()
     limit = device_read_speed("cuda")
@@ -177,7 +187,7 @@ def main() -> int:
             wanted = None
             for kv in KV:
                 torch.cuda.empty_cache()
-                wanted = timed(decoder, batch, length, kv, prompts[kv], limit, wanted)
+                wanted = timed(decoder, batch, length, kv, prompts[kv], limit, wanted, shapes=options.shapes)
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0
 

@@ -26,6 +26,8 @@ def test_cache_of_a_layer() -> None:
     assert layer_cache_bytes(GROUPED, 100, 2, windowed=True) == 100 * 2 * 2 * 16 * 2
     assert layer_cache_bytes(LATENT, 100, 2, windowed=True) == 100 * (32 + 8) * 2
     assert layer_cache_bytes(LATENT, 100, 1, windowed=False) == 100 * 40
+    assert layer_cache_bytes(LATENT, 100, 1, windowed=False, vector_bytes=1) == 100 * 41
+    assert layer_cache_bytes(GROUPED, 100, 1, windowed=True, vector_bytes=1) == 100 * 2 * 2 * (16 + 1)
 
 
 def test_a_window_is_dropped_only_by_an_engine_that_drops() -> None:

@@ -96,7 +96,8 @@ def test_options() -> None:
     assert scheme("mxfp4", group=128).group == 32
     assert scheme("int4", zero_points=True).zero_points
     assert not scheme("int8", zero_points=True).zero_points
-    assert scheme("int4", kv="fp8").kv_element_bytes == 1.0
+    assert scheme("int4", kv="fp8").kv_element_bytes == scheme("int4", kv="fp8").kv_vector_bytes == 1.0
+    assert scheme("int4").kv_vector_bytes == 0
     assert scheme("int4").kv_element_bytes == 2.0
 
 

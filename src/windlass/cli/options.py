@@ -28,7 +28,7 @@ ROWS: dict[str, Row] = {
         str | None,
         None,
         "bf16|fp8|fp32",
-        "KV cache type; bf16 by default. fp8: half the memory; on a GPU from Ada on, and slow on a CPU.",
+        "KV cache type; bf16 by default. fp8: half the memory and a small loss; on CPUs and NVIDIA GPUs from Ada on.",
     ),
     "context": Row(str | None, None, "8k", "Maximum sequence length, prompt and answer together."),
     "exact": Row(bool, False, None, "Dequantize packed weights to fp32: slower and larger, no 8-bit activations.", "--exact"),
