@@ -16,7 +16,7 @@ from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine.client.client import open_client
 from windlass.engine.engine import Engine
-from windlass.engine.load import load_model
+from windlass.engine.load import load_model, room_under
 from windlass.engine.protocol import SequenceOutput, Submit
 from windlass.errors import BadInput, DoesNotFit, Error, Impossible
 
@@ -245,3 +245,19 @@ def test_closing_gives_the_memory_back() -> None:
     assert held[1] - left[1] > NUM_PARAMETERS * 2 * 0.9
     assert held[2] - held[1] < 8 * 2**20
     assert left[2] - left[1] < 8 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "ranks", "cap", "expected"),
+    [
+        (100, 20, 1, None, 100),
+        (100, 20, 1, 50, 30),
+        (100, 20, 1, 10, 0),
+        (119, 20, 2, None, 49),  # the other rank has loaded nothing yet
+        (99, 20, 2, None, 39),
+        (10, 80, 2, None, 0),
+        (119, 20, 2, 40, 20),
+    ],
+)
+def test_ranks_that_share_a_gpu_leave_each_other_room(free: int, held: int, ranks: int, cap: int | None, expected: int) -> None:
+    assert room_under(free, held, ranks, cap) == expected

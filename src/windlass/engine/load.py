@@ -289,7 +289,8 @@ def check_kv(kv: str, device: str) -> None:
     if kv != "fp8" or _kind(device) == "cpu":
         return
     if _kind(device) != "cuda" or torch.version.hip is not None:
-        raise Impossible(f"--kv fp8 is for NVIDIA GPUs and CPUs, not for {device}; leave it out (bf16)")
+        which = "AMD GPUs" if _kind(device) == "cuda" else device
+        raise Impossible(f"--kv fp8 is for NVIDIA GPUs and CPUs, not for {which}; leave it out (bf16)")
     if (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
         raise Impossible(
             f"--kv fp8 needs a GPU of compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]} or later (Ada, Hopper), and "
@@ -311,11 +312,18 @@ def ranks_per_device(launch: Launch, device: str) -> int:
 
 
 def _free_under_cap(launch: Launch, device: str) -> int:
-    """--gpu-memory counts weights and KV cache together."""
+    """--gpu-memory counts weights and KV cache together; ranks that share a GPU have an equal part of it."""
     free = free_bytes(device)
-    if not launch.gpu_memory or _kind(device) != "cuda":
+    if _kind(device) != "cuda":
         return free
-    return min(free, max(min(launch.gpu_memory) - torch.cuda.memory_reserved(device), 0))
+    held = torch.cuda.memory_reserved(device)
+    return room_under(free, held, ranks_per_device(launch, device), min(launch.gpu_memory, default=None))
+
+
+def room_under(free: int, held: int, ranks: int, cap: int | None) -> int:
+    """Of a device with so many free bytes, on which this rank holds some: what it may still take."""
+    share = (free + held) // ranks - held if ranks > 1 else free
+    return max(min(free, share, free if cap is None else cap - held), 0)
 
 
 def _kind(device: str) -> str:

@@ -123,7 +123,7 @@ def _many(
 
 
 def gate_up_wide(x: Tensor, weight: Tiles, out: Tensor, routes: Routes, *, deep: int = 2) -> Tensor:
-    """As `gate_up_many` for items of 64, 128 or 160 rows, from `route.dispatch`."""
+    """As `gate_up_many` for items of 16, 32, 64, 128 or 160 rows, from `route.dispatch`."""
     return _wide(1, x, weight, out, routes, routes.item_rows, deep)
 
 
