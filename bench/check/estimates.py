@@ -17,8 +17,8 @@ from windlass.machine.health.other_programs import OtherPrograms
 
 WINDLASS = [sys.executable, "-P", "-m", "windlass"]
 WITHIN = 0.2
-QUIET = 0.1
-"""Cores that other programs may use, so that a round counts as one of a quiet machine."""
+QUIET = 0.15
+"""Cores that other programs may use, so that a round counts as one of a quiet machine; 0.1 are seen with none at all."""
 
 
 def check(*words: str) -> dict[str, Any]:

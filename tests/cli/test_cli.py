@@ -48,6 +48,7 @@ def test_plan_json_has_the_stable_keys() -> None:
         (["frobnicate"], 2, "frobnicate"),
         (["models", "show", "nothing-like-this"], 2, "unknown model"),
         (["models", "qwen3:8b"], 2, "`windlass models show qwen3:8b`"),
+        (["run", "tiny-glm", "one", "--prompt", "two"], 2, "given twice"),
         (["ls"], 2, "it is `windlass models` here"),
         (["chat", "tiny-glm"], 2, "it is `windlass run` here"),
         (["run", "tiny-glm", "--device", "gpu", "--prompt", "x"], 2, "cuda (an NVIDIA or AMD GPU)"),

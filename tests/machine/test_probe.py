@@ -301,3 +301,11 @@ def test_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
 )
 def test_memory_that_is_read_is_larger_than_the_caches(threads: int, l3: int, expected: float) -> None:
     assert bandwidth.bytes_per_thread(threads, l3 * MIB) == int(expected * MIB)
+
+
+def test_gpus_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`windlass check MODEL --device cpu` plans for the CPU of a machine that has GPUs."""
+    found = gpus.Gpu(name="NVIDIA H200", uuid="GPU-0", memory_bytes=141 * 2**30)
+    monkeypatch.setattr("windlass.machine.probe.this_machines_gpus", lambda: [found])
+    assert [one.kind for one in probe(measure=False).nodes[0].devices] == ["cuda"]
+    assert [one.kind for one in probe(measure=False, gpus=False).nodes[0].devices] == ["cpu"]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
+from windlass.core.model import Activation  # noqa: E402
 from windlass.core.request import GREEDY  # noqa: E402
 from windlass.core.rule import Rule  # noqa: E402
 from windlass.engine.engine import Engine  # noqa: E402
@@ -19,7 +21,8 @@ from windlass.engine.protocol import Submit  # noqa: E402
 from windlass.engine.schedule.scheduler import SchedulerLimits  # noqa: E402
 from windlass.errors import BadInput  # noqa: E402
 from windlass.families import rules  # noqa: E402
-from windlass.nn.adapters import Adapters  # noqa: E402
+from windlass.kernels.packing.panels import Panels  # noqa: E402
+from windlass.nn.adapters import AdaptedExperts, Adapters, row_ranges  # noqa: E402
 from windlass.nn.decoder import Decoder  # noqa: E402
 from windlass.weights import DictWeights  # noqa: E402
 from windlass.weights.adapters import matrix_rows, published_matrices, read_adapter  # noqa: E402
@@ -204,3 +207,61 @@ def test_files_of_strangers(tiny: Any, tmp_path: Path) -> None:
     (made / "adapter_config.json").write_text("[" * 10_000)
     with pytest.raises(BadInput, match="not a LoRA"):
         read_adapter(made, table)
+
+
+def test_sequences_with_the_same_adapter_are_computed_together() -> None:
+    assert row_ranges([0, 1, 2, 5, 6, 7, 0, 0], ["a", "a", "", "b", "a"]) == [(0, 2, "a"), (5, 6, "b"), (6, 7, "a")]
+    assert row_ranges([0, 3, 4], ["", ""]) == []
+
+
+def adapted_experts(kind: str, hidden: int, width: int, count: int) -> tuple[AdaptedExperts, Adapters]:
+    """Packed experts, and adapters `one` and `two` of two of them."""
+    base, adapters = cast(Any, torch.nn.Module()), Adapters({}, "cpu")
+    base.gate_up, base.down = (
+        Panels.random(kind, 2 * width, hidden, 32, count),
+        Panels.random(kind, hidden, width, 32, count, seed=1),
+    )
+    base.gate_up_bias = base.down_bias = None
+    base.moe = SimpleNamespace(activation=Activation.SILU, clamp=None)
+    module = AdaptedExperts(base, "layers.0.ffn.experts", adapters)
+    decoder = cast(Any, torch.nn.Module())
+    decoder.layers = [SimpleNamespace(feed_forward=SimpleNamespace(experts=module))]
+    draw = torch.Generator().manual_seed(0)
+    for name in ("one", "two"):
+        made = {
+            f"layers.0.ffn.experts.{expert}.{part}": (
+                torch.randn(2, into, generator=draw),
+                torch.randn(out, 2, generator=draw) / 50,
+            )
+            for expert in (0, 2)
+            for part, out, into in (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width))
+        }
+        adapters.add(name, made, decoder)
+    return module, adapters
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_packed_experts_are_adapted_for_the_rows_of_an_adapter_alone(kind: str) -> None:
+    """Against the sum over experts written out, with matrices that are dequantized."""
+    module, adapters = adapted_experts(kind, hidden=64, width=32, count=4)
+    adapters.rows = [(0, 2, "one"), (3, 5, "two"), (6, 7, "one")]
+    owners = {row: name for first, last, name in adapters.rows for row in range(first, last)}
+    draw = torch.Generator().manual_seed(1)
+    x, add, weights = (torch.randn(8, size, generator=draw) for size in (64, 64, 2))
+    ids = torch.stack([torch.randperm(4, generator=draw)[:2] for _ in range(8)]).int()
+    add, y = add / 10, torch.full((8, 64), 7.0)
+    module._replace(x, ids, weights, y, add)
+    for row, name in owners.items():
+        expected = add[row].clone()
+        for expert, share in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
+            own = adapters.matrices[name]
+            lora = {
+                part: own[key][1] @ own[key][0] if (key := f"layers.0.ffn.experts.{expert}.{part}") in own else 0.0
+                for part in ("gate", "up", "down")
+            }
+            gate, up = module.gate_up.dense(expert).chunk(2)
+            inner = torch.nn.functional.silu((gate + lora["gate"]) @ x[row]) * ((up + lora["up"]) @ x[row])
+            expected += share * ((module.down.dense(expert) + lora["down"]) @ inner)
+        assert (y[row] - expected).norm() < 0.02 * expected.norm(), "kernels quantize activations to 8 bits"
+    untouched = [row for row in range(8) if row not in owners]
+    assert (y[untouched] == 7.0).all()

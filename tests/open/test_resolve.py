@@ -62,9 +62,23 @@ def test_a_slash_and_a_url_of_a_file_are_understood(converted: Path, tmp_path: P
     assert resolve.find_model("tiny-glm/").path == find_bundled("tiny-glm")
     assert resolve.find_model("mine-int4/").path == converted
     assert resolve.find_model("qwen3:8b/").known is not None
+    assert resolve.find_model(" Tiny-GLM ").path == find_bundled("tiny-glm")
     (tmp_path / "my model.gguf").touch()
     assert resolve.find_model(f"file://{tmp_path}/my%20model.gguf").path == tmp_path / "my model.gguf"
     assert resolve.find_model(f"FILE://{tmp_path}/my model.gguf").path == tmp_path / "my model.gguf"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "https://huggingface.co/somebody/something",
+        "https://huggingface.co/somebody/something/tree/main?not-for-all-audiences=true",
+        "hf.co/somebody/something/",
+        "http://www.HuggingFace.co/somebody/something#files",
+    ],
+)
+def test_the_hubs_page_is_the_model(page: str) -> None:
+    assert resolve.find_model(page) == resolve.ModelLocation(hub="somebody/something")
 
 
 @pytest.mark.parametrize(("file", "words"), [("", "has no config.json"), ("adapter_config.json", "is a LoRA adapter")])

@@ -12,4 +12,5 @@ def bundled_names() -> list[str]:
 
 
 def find_bundled(name: str) -> Path | None:
-    return FOLDER / name if name in bundled_names() else None
+    """Names are case-insensitive, as those of the registry."""
+    return FOLDER / name.lower() if name.lower() in bundled_names() else None

@@ -23,7 +23,7 @@ class Row:
 
 
 ROWS: dict[str, Row] = {
-    "device": Row(str, "auto", "cpu|cuda|mps", "Device to run on; auto takes a GPU if there is one."),
+    "device": Row(str, "auto", "auto|cpu|cuda|mps", "Device to run on; auto takes a GPU if there is one."),
     "kv": Row(
         str | None,
         None,
@@ -36,7 +36,7 @@ ROWS: dict[str, Row] = {
         str | None,
         None,
         "int4|int8",
-        "Quantize a bf16 or fp32 checkpoint while loading; with --random-weights, how to store them.",
+        "Quantize a bf16 or fp32 checkpoint while loading.",
     ),
     "speculate": Row(
         str,
@@ -49,7 +49,8 @@ ROWS: dict[str, Row] = {
         str | None,
         None,
         "SIZE[,SIZE...]",
-        "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free. What does not fit goes to host memory.",
+        "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free. Of int4 models on Hopper, what does not fit goes "
+        "to host memory; others are refused.",
     ),
     "host_memory": Row(
         str | None,

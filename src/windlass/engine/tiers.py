@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -30,6 +30,7 @@ from windlass.errors import BadInput
 from windlass.kernels.cuda.route import MAX_ROWS
 from windlass.nn.decoder import Decoder
 from windlass.nn.guess import next_experts
+from windlass.nn.layer import DecoderLayer
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.parallel.shard import ModelShard, kv_share
 from windlass.offload.device.dense import DenseTieredWeights
@@ -192,10 +193,15 @@ def _built(source: TieredWeights | DenseTieredWeights | DeviceTieredWeights, dec
 
 def _foresee(decoder: Decoder) -> None:
     """Layers with experts on disk learn which experts the next of them will probably need."""
-    layers = [layer for layer in decoder.layers if isinstance(layer.feed_forward, MixtureOfExperts)]
+    layers = [
+        layer for layer in cast("list[DecoderLayer]", list(decoder.layers)) if isinstance(layer.feed_forward, MixtureOfExperts)
+    ]
     for layer, following in pairwise(layers):
-        here, there = layer.feed_forward.gate_up, following.feed_forward.gate_up
-        guess = next_experts(layer, following) if isinstance(here, DiskExperts) and isinstance(there, DiskExperts) else None
+        here: Any = layer.feed_forward.gate_up
+        there: Any = following.feed_forward.gate_up
+        if not isinstance(here, DiskExperts) or not isinstance(there, DiskExperts):
+            continue
+        guess = next_experts(layer, following)
         if guess is not None:
             here.foresee(there, guess)
 

@@ -21,10 +21,10 @@ METAL_SHARE = 0.75
 """Fraction of unified memory that Metal allows a process by default (recommendedMaxWorkingSetSize on machines above 36 GB)."""
 
 
-def probe(folder: str | Path = ".", measure: bool = True) -> Hardware:
-    """`folder`: where weights would be stored, for free disk space. `measure`: measure memory bandwidth, once per boot."""
+def probe(folder: str | Path = ".", measure: bool = True, gpus: bool = True) -> Hardware:
+    """`folder`: where weights would be stored, for free disk space. `measure`: memory bandwidth, once per boot. `gpus`: False leaves them out."""
     system = this_system()
-    devices = [gpu_device(gpu) for gpu in this_machines_gpus()]
+    devices = [gpu_device(gpu) for gpu in this_machines_gpus()] if gpus else []
     speed = read_bandwidth(system.num_cores, cache_key(system)) if measure else None
     return as_hardware(system, devices, free_disk_bytes(Path(folder)), speed)
 

@@ -6,6 +6,7 @@ In this order: an existing path, a conversion in Windlass's own directory, the b
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 FILE_URL = "file://"
 """As file managers copy a path."""
+HUB_PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?", re.IGNORECASE)
 DOWNLOADS = 8
 """Files fetched at once."""
 
@@ -50,7 +52,7 @@ class ModelDescription(Frozen):
 
 def find_model(name: str) -> ModelLocation:
     """Downloads nothing."""
-    here = _existing(name) or _local(name := name.rstrip("/") or name)  # a shell completes a folder's name with a slash
+    here = _existing(name) or _local(name := _plain_name(name))
     if here is not None:
         return ModelLocation(path=here)
     known = find(name)
@@ -161,6 +163,12 @@ def download_file(hub_name: str, file: str, shown: bool) -> Path:
 
     with byte_progress(f"downloading {file}", shown) as started:
         return pull_file(hub_name, file, ByteBar(started))
+
+
+def _plain_name(name: str) -> str:
+    """Without what was typed or copied around it: spaces, the slash with which a shell completes a folder, the address of the hub's page."""
+    found = HUB_PAGE.fullmatch(name.strip())
+    return found[1] if found else name.strip().rstrip("/") or name
 
 
 def _existing(name: str) -> Path | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import Any
 
@@ -260,8 +260,7 @@ class Service:
             self.metrics.key_tokens.labels(name, "completion").inc(new)
             self.metrics.key_requests.labels(name).inc()
 
-    @contextmanager
-    def admitted(self, num_sequences: int, share: str = "", *, is_timed: bool = True) -> Generator[InFlightRequest]:
+    def admitted(self, num_sequences: int, share: str = "", *, is_timed: bool = True) -> AbstractContextManager[InFlightRequest]:
         """A context in which the request is in flight. `share`: whose part of the queue it takes (a key, an address). `is_timed`:
         whether its duration counts for Retry-After estimates."""
         load = self.load(share)
@@ -270,8 +269,7 @@ class Service:
             raise errors.too_many_sequences(num_sequences, load.capacity)
         if not result.admitted:
             raise errors.queue_full(load.in_flight).with_retry_after(result.retry_seconds)
-        with self.in_flight.track(num_sequences, share, is_timed) as flight:
-            yield flight
+        return self.in_flight.track(num_sequences, share, is_timed)
 
     def load(self, share: str = "") -> Load:
         return Load(

@@ -53,6 +53,7 @@ BASE = Info(model="base", context_tokens=64, has_chat=False)
 def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
+    (folder / "config.json").write_text("{}")
     return folder
 
 
@@ -85,6 +86,7 @@ def test_json_has_everything(model: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (found["content"], found["reasoning"], found["finish_reason"]) == ("Hello you", "Hm.", "stop")
     assert found["usage"]["prompt_tokens"] == 7 and found["tokens_per_second"] == pytest.approx(30)
     assert found["time_to_first_token_seconds"] > 0
+    assert found["token_ids"] == [token for delta in client.deltas for token in delta.token_ids] and found["token_ids"][0] == 9
 
 
 def looping() -> list[Delta]:
@@ -419,6 +421,15 @@ def test_mistakes_are_one_line(
     assert cli(["run", *words]) == code
     printed = capsys.readouterr()
     assert printed.out == "" and expected in printed.err and printed.err.count("\n") == 1
+
+
+def test_the_prompt_may_stand_behind_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As other tools take it: `run MODEL why is the sky blue`."""
+    asked: list[str | None] = []
+    monkeypatch.setattr("windlass.cli.run.session.start", lambda model, options: asked.append(options.prompt) or 0)
+    for words in (["Why blue?"], ["Why", "blue?"], ["--prompt", "Why blue?"], []):
+        assert cli(["run", "tiny-glm", *words]) == 0
+    assert asked == ["Why blue?", "Why blue?", "Why blue?", None]
 
 
 CONFIG = {

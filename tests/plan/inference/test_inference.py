@@ -183,7 +183,7 @@ def test_a_cache_in_fp8_needs_a_device_that_has_it() -> None:
     for hardware in ("1xH200", "1xL40S"):
         assert plan("Qwen3-8B", hardware, kv="fp8", engine="windlass").fits
     with pytest.raises(
-        Impossible, match=r"Windlass has a KV cache in fp8 on CPUs and on NVIDIA GPUs from Ada on, not on A100-80GB"
+        Impossible, match=r"Windlass keeps a KV cache in fp8 on CPUs and NVIDIA GPUs from Ada on, not on A100-80GB"
     ):
         plan("Qwen3-8B", "1xA100-80GB", kv="fp8", engine="windlass")
     assert plan("Qwen3-8B", "1xA100-80GB", kv="fp8").engine != "windlass"

@@ -8,7 +8,6 @@ import pytest
 
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.plan import Plan
-from windlass.errors import Impossible
 from windlass.open.resolve import describe_model
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.search.request import LoadRequest, PlanRequest
@@ -70,14 +69,3 @@ def test_reasons_name_what_is_true_of_the_device() -> None:
     assert "only run on Hopper" not in reason(planned("gpt-oss-120b", "1xH100"), "engine")
     assert "fp16" in reason(planned("Llama-3.3-70B-Instruct", "8xV100-32GB"), "quantization")
     assert "4-bit" not in reason(planned("Llama-3.1-8B", "cpu:16,ram=64GB", quant="q8_0"), "engine")
-
-
-@pytest.mark.parametrize("hardware", ["1xA100-80GB", "1xMI300X", "1xM3-Ultra"])
-def test_caches_in_fp8_are_not_planned_where_the_engine_refuses_them(hardware: str) -> None:
-    with pytest.raises(Impossible, match=r"NVIDIA GPUs from Ada on.*leave --kv out"):
-        planned("Qwen3-30B-A3B", hardware, engine="windlass", quant="int4", kv="fp8")
-
-
-@pytest.mark.parametrize("hardware", ["1xH200", "1xRTX-4090"])
-def test_caches_in_fp8_are_planned_elsewhere(hardware: str) -> None:
-    assert planned("Qwen3-30B-A3B", hardware, engine="windlass", quant="int4", kv="fp8").scheme.kv == "fp8"

@@ -44,7 +44,7 @@ def bench(
     prompt_tokens: int | None = typer.Option(None, metavar="N", help="Prompt length; 128 by default."),
     new_tokens: int | None = typer.Option(None, metavar="N", help="Generated tokens per sequence; 128 by default."),
     random_weights: bool = typer.Option(
-        False, "--random-weights", help="Random weights of the model's shape; needs no checkpoint."
+        False, "--random-weights", help="Random weights of the model's shape, stored as --quant says; needs no checkpoint."
     ),
     group: int = typer.Option(128, metavar="128|64|32", help="With --random-weights: group size."),
     launch: Launch = typer.Option(),

@@ -87,7 +87,7 @@ def _described(facts: FileFacts, path: Path) -> FileFacts:
 
 
 def _plan(options: CheckOptions) -> Plan:
-    from windlass.open.hardware import resolve_hardware
+    from windlass.machine.probe import probe
     from windlass.open.resolve import describe_model
     from windlass.plan.inference.assemble import make_plan
     from windlass.plan.inference.search.request import PlanRequest
@@ -96,7 +96,7 @@ def _plan(options: CheckOptions) -> Plan:
     request = PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
-        hardware=resolve_hardware(None),
+        hardware=probe(gpus=options.device != "cpu"),
         context_tokens=options.context_tokens or min(CONTEXT, resolved.spec.context_tokens),
         concurrency=1,
         engine="windlass",

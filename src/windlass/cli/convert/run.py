@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from windlass.cli.convert.advice import offer, warnings
-from windlass.core.scheme import scheme
+from windlass.core.scheme import GROUPS, scheme
 from windlass.errors import BadInput, MissingExtra
 from windlass.machine.garbage import importing
 from windlass.open.progress import byte_progress, token_progress
@@ -88,6 +88,10 @@ def _check(options: ConvertOptions) -> None:
     for name, value, known in (("--to", options.to, ("hf", "dllama", "gguf")), ("--mtp", options.mtp, ("keep", "drop"))):
         if value not in known:
             raise BadInput(f"{name} must be {' or '.join(known)}, not {value!r}")
+    if options.jobs < 0:
+        raise BadInput("--jobs must be 0 (one per core) or more")
+    if options.to != "hf":
+        _check_own_types(options)
     if options.to == "gguf":
         _check_gguf(options)
         return
@@ -97,14 +101,25 @@ def _check(options: ConvertOptions) -> None:
         raise BadInput("--quant fp32 is only for --to dllama; use --quant bf16 for unquantized weights")
     if options.verify and options.to == "dllama":
         raise BadInput("--verify is not supported with --to dllama")
-    if options.jobs < 0:
-        raise BadInput("--jobs must be 0 (one per core) or more")
     if options.stream and options.to == "dllama":
         raise BadInput("--stream is not supported with --to dllama, whose tensors have a fixed order; download the model first")
     if options.calibrate and (options.quant != "int4" or options.stream or options.to == "dllama"):
         raise BadInput("--calibrate needs --quant int4 and a local model; it cannot be used with --stream or --to dllama")
     if options.stream and options.verify:
         raise BadInput("--verify needs the source, which --stream deletes; use only one of them")
+
+
+def _check_own_types(options: ConvertOptions) -> None:
+    """Files of other programs store each matrix as those programs expect it."""
+    given = {
+        "--keep": options.keep,
+        "--quantize-head": options.head,
+        "--asymmetric": options.asymmetric,
+        "--group": options.group != max(GROUPS),
+    }
+    for name, value in given.items():
+        if value:
+            raise BadInput(f"{name} is not supported with --to {options.to}, whose types and groups are its own; leave it out")
 
 
 def _check_gguf(options: ConvertOptions) -> None:
@@ -169,7 +184,7 @@ def _to_gguf(opened: Any, out: Path, options: ConvertOptions) -> Any:
     kind = GGUF_TYPES.get(options.quant, options.quant.upper())
     try:
         with byte_progress(f"converting {opened.spec.name}", not options.as_json) as started:
-            made = to_gguf(opened, out, kind, started)
+            made = to_gguf(opened, out, kind, started, options.jobs)
     finally:
         opened.store.close()
     if not options.as_json:

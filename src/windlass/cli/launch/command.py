@@ -15,6 +15,7 @@ from windlass.cli.launch import workers
 if TYPE_CHECKING:
     from windlass.launch.job import Scheduler
 
+JOB = "Its name or number, as `windlass launch list` shows it."
 EXAMPLES = """Examples:
 
 windlass launch slurm --nodes 4 --gpus 8 --time 24h --partition gpu -- train run recipes/glm-4.6-1024xH800.toml
@@ -77,10 +78,10 @@ def _submitting(scheduler: Scheduler) -> Callable[..., int]:
             None, metavar="DIR", help="Scripts, logs, addresses; seen by all nodes. Default: ~/.windlass/jobs/NAME."
         ),
         partition: str | None = typer.Option(None, metavar="P", help="Partition; with PBS, the queue."),
-        account: str | None = typer.Option(None, metavar="A"),
-        qos: str | None = typer.Option(None, metavar="Q"),
-        constraint: str | None = typer.Option(None, metavar="FEATURE"),
-        reservation: str | None = typer.Option(None, metavar="NAME"),
+        account: str | None = typer.Option(None, metavar="A", help="Who pays for it."),
+        qos: str | None = typer.Option(None, metavar="Q", help="Quality of service (Slurm)."),
+        constraint: str | None = typer.Option(None, metavar="FEATURE", help="Only nodes that have this (Slurm)."),
+        reservation: str | None = typer.Option(None, metavar="NAME", help="Use nodes that were reserved under this name."),
         cpus: int | None = typer.Option(None, metavar="N", help="CPUs of each node."),
         memory: str | None = typer.Option(None, metavar="64G", help="Memory of each node, as the scheduler writes it."),
         exclusive: bool | None = typer.Option(None, "--exclusive", help="Share nodes with nobody."),
@@ -96,8 +97,10 @@ def _submitting(scheduler: Scheduler) -> Callable[..., int]:
             "wait", metavar="wait|shrink", help="When a node is lost: wait for another, or go on with the rest."
         ),
         min_nodes: int | None = typer.Option(None, metavar="N", help="With shrink: fewer than this do not go on."),
-        container: str | None = typer.Option(None, metavar="IMAGE"),
-        container_runtime: str | None = typer.Option(None, metavar="pyxis|apptainer"),
+        container: str | None = typer.Option(None, metavar="IMAGE", help="Run the command in this container."),
+        container_runtime: str | None = typer.Option(
+            None, metavar="pyxis|apptainer", help="What starts the container. Default: pyxis."
+        ),
         mount: list[str] = typer.Option([], metavar="DIR[:DIR]", help="Also seen in the container."),
         dialect: str | None = typer.Option(None, metavar="pbspro|torque", help="Of PBS."),
         hostfile: Path | None = typer.Option(None, metavar="FILE", help="With ssh: one machine per line, `node001 slots=8`."),
@@ -188,7 +191,7 @@ def list_jobs(as_json: bool = typer.Option(False, "--json", help="Print JSON."))
 
 @app.command()
 def status(
-    job: str = typer.Argument(..., metavar="JOB"), as_json: bool = typer.Option(False, "--json", help="Print JSON.")
+    job: str = typer.Argument(..., metavar="JOB", help=JOB), as_json: bool = typer.Option(False, "--json", help="Print JSON.")
 ) -> int:
     """Show a job: its state and why, nodes, address and log."""
     from windlass.cli.launch.jobs import show_status
@@ -198,7 +201,7 @@ def status(
 
 @app.command()
 def logs(
-    job: str = typer.Argument(..., metavar="JOB"),
+    job: str = typer.Argument(..., metavar="JOB", help=JOB),
     follow: bool = typer.Option(False, "--follow", "-f", help="Until the job ends."),
     lines: int = typer.Option(1000, metavar="N", min=1, help="The last N lines."),
 ) -> int:
@@ -209,7 +212,7 @@ def logs(
 
 
 @app.command()
-def cancel(job: str = typer.Argument(..., metavar="JOB")) -> int:
+def cancel(job: str = typer.Argument(..., metavar="JOB", help=JOB)) -> int:
     """End a job. Training saves a checkpoint first, if the scheduler leaves it the time."""
     from windlass.cli.launch.jobs import cancel as cancel_job
 
@@ -217,7 +220,7 @@ def cancel(job: str = typer.Argument(..., metavar="JOB")) -> int:
 
 
 @app.command()
-def forget(job: str = typer.Argument(..., metavar="JOB")) -> int:
+def forget(job: str = typer.Argument(..., metavar="JOB", help=JOB)) -> int:
     """Take an ended job off the list; its folder stays."""
     from windlass.cli.launch.jobs import forget as forget_job
 
@@ -260,8 +263,8 @@ def init(
     slots: int = typer.Option(0, metavar="N", min=0, help="Processes or GPUs of each machine."),
     disk: Path | None = typer.Option(None, metavar="DIR", help="Folder on a local disk. Default: the largest that is found."),
     scheduler: str = typer.Option("", metavar="slurm|pbs", help="Default: the one that is installed."),
-    partition: str = typer.Option("", metavar="P"),
-    account: str = typer.Option("", metavar="A"),
+    partition: str = typer.Option("", metavar="P", help="For the job script; with PBS, the queue."),
+    account: str = typer.Option("", metavar="A", help="For the job script: who pays."),
     key: Path | None = typer.Option(None, metavar="FILE", help="The ssh key. Default: ~/.ssh/id_ed25519."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show what would be changed."),

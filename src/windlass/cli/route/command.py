@@ -50,7 +50,7 @@ def fit(
 
 @app.command()
 def report(
-    router: Path = typer.Argument(..., metavar="router.json"),
+    router: Path = typer.Argument(..., metavar="router.json", help="What `windlass route fit` wrote."),
     plot: Path | None = typer.Option(None, metavar="FILE.png", help="Draw quality against cost."),
     page: Path | None = typer.Option(None, metavar="FILE.html", help="Write the report as a page."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
@@ -64,7 +64,7 @@ def report(
 @app.command()
 def ask(
     router: Path = typer.Argument(..., metavar="router.json|router.toml", help="A .json only decides; a .toml asks its models."),
-    prompt: str = typer.Argument(..., metavar="PROMPT"),
+    prompt: str = typer.Argument(..., metavar="PROMPT", help="The question to decide on."),
     variant: str = typer.Option("auto", "--model", metavar="auto|auto:cheap|auto:best", help="As a client would say."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> int:

@@ -24,6 +24,8 @@ class TimedAnswer(Frozen):
     finish_reason: str = "cancelled"
     usage: Usage | None = None
     """None if it was interrupted."""
+    token_ids: tuple[int, ...] = ()
+    """Of the answer, as they came."""
     num_tokens: int = 0
     time_to_first_token_seconds: float | None = None
     decode_seconds: float = 0.0
@@ -61,6 +63,7 @@ class AnswerBuilder:
             tool_calls=tuple(call for delta in self._deltas for call in delta.tool_calls),
             finish_reason=finish_reason or end.finish_reason or "cancelled",
             usage=end.usage,
+            token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
             num_tokens=end.usage.completion_tokens if end.usage is not None else self._num_tokens,
             time_to_first_token_seconds=self._first - self._begin if self._first else None,
             decode_seconds=decode_seconds,

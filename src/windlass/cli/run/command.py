@@ -33,6 +33,7 @@ def run(
         help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub.",
         autocompletion=complete_model,
     ),
+    text: list[str] = typer.Argument(None, metavar="PROMPT", help="The same as --prompt."),
     prompt: str | None = typer.Option(
         None,
         metavar="TEXT",
@@ -59,9 +60,12 @@ def run(
     """
     from windlass.cli.run.options import RunOptions
     from windlass.cli.run.session import start
+    from windlass.errors import BadInput
 
+    if text and prompt is not None:
+        raise BadInput("the prompt was given twice, behind the model and with --prompt; leave one of them out")
     options = RunOptions(
-        prompt=prompt,
+        prompt=" ".join(text) if text else prompt,
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

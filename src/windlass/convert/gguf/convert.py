@@ -33,7 +33,7 @@ SLICE_ELEMENTS = 2**18
 """Weights that are read and quantized at a time: so few that what a search for scales makes of them stays in a core's cache (Q4_K: 0.09 s per
 million weights; 0.29 with four times as many)."""
 IN_FLIGHT = 2
-"""Slices per core that are being read, quantized or waiting to be written."""
+"""Slices per thread that are being read, quantized or waiting to be written."""
 KEPT_BYTES = 64 * MIB
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of mallopt(3)."""
@@ -57,8 +57,10 @@ class Part(Frozen):
     shape: tuple[int, ...]
 
 
-def to_gguf(opened: OpenedModel, out: Path, kind: str, started: Callable[[int], Callable[[int], None]]) -> GgufModel:
-    """`kind`: a key of FILE_TYPES. `out`: the file, or a directory to put it in."""
+def to_gguf(
+    opened: OpenedModel, out: Path, kind: str, started: Callable[[int], Callable[[int], None]], jobs: int = 0
+) -> GgufModel:
+    """`kind`: a key of FILE_TYPES. `out`: the file, or a directory to put it in. `jobs`: threads; 0: one per core."""
     if kind not in FILE_TYPES:
         raise BadInput(f"GGUF files are written as {', '.join(FILE_TYPES)}, not {kind!r}")
     spec = msgspec.structs.replace(opened.spec, next_token=None)
@@ -77,7 +79,7 @@ def to_gguf(opened: OpenedModel, out: Path, kind: str, started: Callable[[int], 
     total = sum(padded(tensor.num_bytes) for tensor in tensors)
     file.parent.mkdir(parents=True, exist_ok=True)
     require_free(file, len(header) + total)
-    _write(file, header, tensors, parts, readers, spec, started(total))
+    _write(file, header, tensors, parts, readers, spec, started(total), jobs or len(os.sched_getaffinity(0)))
     return GgufModel(model=str(file), type=kind, num_bytes=file.stat().st_size, notes=notes)
 
 
@@ -113,18 +115,18 @@ def _write(
     readers: Mapping[str, ReadRows],
     spec: ModelSpec,
     advance: Callable[[int], None],
+    jobs: int,
 ) -> None:
     """Under a temporary name until it is complete."""
     partial, threads = file.with_name(file.name + ".partial"), torch.get_num_threads()
     _keep_freed_memory()
     # One core per slice, as convert.dllama.writer does it.
-    cores = len(os.sched_getaffinity(0))
-    pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,))
     try:
         with partial.open("wb") as stream:
             stream.write(header)
             for tensor in tensors:
-                _write_tensor(stream, tensor, parts.get(tensor.name, []), readers, spec, advance, pool, IN_FLIGHT * cores)
+                _write_tensor(stream, tensor, parts.get(tensor.name, []), readers, spec, advance, pool, IN_FLIGHT * jobs)
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(file)

@@ -199,6 +199,9 @@ class EngineClient:
 
     async def _ready(self, deadline_seconds: float | None) -> Info:
         """Time spent loading counts against the deadline."""
+        info = self._requests.ready_info
+        if info is not None:
+            return info
         try:
             async with asyncio.timeout(deadline_seconds):
                 return await self._requests.ready()

@@ -68,6 +68,12 @@ class EngineRequests:
         connection = self._connection
         return connection is not None and connection.replaces_moved and not connection.is_lost and not connection.info.done()
 
+    @property
+    def ready_info(self) -> Info | None:
+        """Of an engine that is ready now."""
+        connection = self._connection
+        return connection.info.result() if connection is not None and connection.is_ready else None
+
     async def ready(self) -> Info:
         """Starts the engine if there is none, and waits for it. Cancelling does not stop the loading."""
         while True:

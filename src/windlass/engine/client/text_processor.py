@@ -52,7 +52,7 @@ class TextProcessor:
     def has_chat(self) -> bool:
         return self._text.chat_template is not None
 
-    @property
+    @cached_property
     def tools(self) -> str:
         """How the model is shown tools: by its `template`, by our `convention`, or empty: not at all."""
         template = self._text.chat_template

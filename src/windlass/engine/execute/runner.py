@@ -23,7 +23,8 @@ from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.kernels.program import program
 from windlass.kernels.program.only_views import NotRecordable
 from windlass.kernels.step import KvCache, Step
-from windlass.nn.adapters import Adapters
+from windlass.kernels.torch_threads import one_thread
+from windlass.nn.adapters import Adapters, row_ranges
 
 Decoder = Callable[[Step, Sequence[KvCache]], Tensor]
 """nn.Decoder, or a fake in tests: fp32 logits of the rows that the step selects."""
@@ -108,11 +109,7 @@ class Runner:
         buffers.wait()
         buffers.upload(len(chunks), self._writer.write(chunks))
         starts = buffers.starts.tolist()
-        adapters.rows = [
-            (starts[number], starts[number + 1], chunk.sequence.adapter)
-            for number, chunk in enumerate(chunks)
-            if chunk.sequence.adapter
-        ]
+        adapters.rows = row_ranges(starts, [chunk.sequence.adapter for chunk in chunks])
         adapters.enabled = True
         try:
             if self._program is None:
@@ -122,7 +119,8 @@ class Runner:
                 with program.record(buffers.step.counts[0:1]) as recorded:
                     logits = self._decoder(buffers.step, self._caches)
                 self._adapted = recorded, logits
-            self._adapted[0].run()
+            with one_thread(self.device):
+                self._adapted[0].run()
             return self._adapted[1][: int(buffers.counts[2])]
         finally:
             adapters.enabled = False

@@ -5,8 +5,7 @@ Plain greedy rows take one argmax and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,7 @@ from windlass.engine.sample.grammar import GrammarMatcher
 from windlass.engine.sample.masks import apply_masks
 from windlass.engine.sample.penalties import Bias, TokenCounts, add_biases, apply_penalties, bias_of
 from windlass.engine.sample.rng import fresh_seed, uniform
+from windlass.kernels.torch_threads import one_thread
 
 
 @dataclass(slots=True, eq=False)
@@ -68,13 +68,13 @@ class Sampler:
         other = [row for row, state in enumerate(states) if not state.is_argmax]
         if greedy_rows:
             _put(tokens, greedy_rows, _greedy(logits[greedy_rows]))
-        with _one_thread(logits):
+        with one_thread(logits.device.type):
             _put(tokens, other, _sample_rows(_copy_rows(logits, other), [states[row] for row in other]))
         return tokens
 
     def logprobs(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
         """Of one given token per row, before sampling parameters are applied."""
-        with _one_thread(logits):
+        with one_thread(logits.device.type):
             return self._logprobs(logits[:, : self.num_tokens].float(), tokens, top)
 
     def _logprobs(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
@@ -84,20 +84,6 @@ class Sampler:
         best = _best(logits, totals, top) if top else [()] * len(tokens)
         found = zip(tokens, (chosen - totals)[:, 0].tolist(), ranks, best, strict=True)
         return [TokenLogprob(token_id=token, logprob=value, rank=rank, top=tops) for token, value, rank, tops in found]
-
-
-@contextmanager
-def _one_thread(logits: Tensor) -> Generator[None]:
-    """On a CPU the kernels' threads keep spinning: PyTorch's own would compete with them."""
-    if logits.device.type != "cpu":
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _best(logits: Tensor, totals: Tensor, count: int) -> list[tuple[TokenLogprob, ...]]:

@@ -50,5 +50,10 @@ def num_experts(weight: WeightMatrix) -> int:
     return weight.shape[0] if isinstance(weight, Tensor) else weight.num_experts
 
 
+def one_expert(weight: WeightMatrix, expert: int) -> WeightMatrix:
+    """One matrix of several, in their memory."""
+    return weight[expert] if isinstance(weight, Tensor) else weight.expert(expert)
+
+
 def matrix_bytes(weight: WeightMatrix) -> int:
     return weight.numel() * weight.element_size() if isinstance(weight, Tensor) else weight.num_bytes

@@ -171,6 +171,12 @@ class PackedRows:
         offset = minimum if self.kind == "int4_minima" else None
         self._write(first_row, codes ^ 128 if self.kind == "int8" else codes, scale, offset, expert)
 
+    def expert(self, number: int) -> PackedRows:
+        """One of several matrices, in the same memory."""
+        only = slice(self._matrix(number), number + 1)
+        offset = None if self.offset is None else self.offset[only]
+        return replace(self, data=self.data[only], scale=self.scale[only], offset=offset, num_experts=0)
+
     def dense(self, expert: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Dequantized [out, in]: exact products of code and scale (and one sum with a minimum) in fp32, then one rounding."""
         return self._numbers(self._matrix(expert), slice(None)).to(dtype)

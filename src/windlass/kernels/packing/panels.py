@@ -104,6 +104,10 @@ class Panels(PanelData):
             )
         self._write(first_row, BLOCKS, blocks.contiguous(), None, None, expert)
 
+    def expert(self, number: int) -> Panels:
+        """One of several matrices, in the same memory."""
+        return Panels(self.kind, self.shape, self.group, self.scale_dtype, self.expert_data(number))
+
     def dense(self, expert: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Dequantized [out, in]: exact products of code and scale (and one sum with a minimum) in fp32, then one rounding."""
         return panels_reference.dense(self, expert).to(dtype)

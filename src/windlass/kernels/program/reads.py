@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
@@ -13,6 +14,16 @@ class _State(ctypes.Structure):
     """Mirrors `State` in native/program/reads.cpp."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("left", "cancelled", "error", "error_at")]
+
+
+class Priority(IntEnum):
+    """The first that there are any of are served (`queues` in native/program/reads.cpp)."""
+
+    NOW = 0
+    """A step waits for it."""
+    SOON = 1
+    IDLE = 2
+    """Has time until the disk has nothing else to do."""
 
 
 class ReadFailure(NamedTuple):
@@ -56,26 +67,28 @@ class NativeReads:
         self._native = _prepared(_library())
         self._handle: int | None = self._native.windlass_reads_open(descriptor, depth)
         self._begun: dict[int, NativeRead] = {}
-        """Kept until they are over: threads write to their state and buffer."""
+        """Kept until they are known to be over: threads write to their state and buffer."""
 
-    def begin(self, offset: int, buffer: memoryview, piece_bytes: int, *, urgent: bool) -> NativeRead:
-        """Fills the buffer, in several pieces at a time. `urgent`: before those that are not."""
-        if len(self._begun) >= 64:
-            self._begun = {number: read for number, read in self._begun.items() if not read.done()}
+    def begin(self, offset: int, buffer: memoryview, piece_bytes: int, priority: Priority) -> NativeRead:
+        """Fills the buffer, in several pieces at a time."""
         read = NativeRead(self, buffer)
         self._begun[id(read)] = read
         address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self._native.windlass_reads_begin(
-            self._handle, ctypes.byref(read.state), offset, address, len(buffer), piece_bytes, int(urgent)
+            self._handle, ctypes.byref(read.state), offset, address, len(buffer), piece_bytes, int(priority)
         )
         return read
 
     def is_over(self, read: NativeRead) -> bool:
-        return self._handle is None or bool(self._native.windlass_reads_over(self._handle, ctypes.byref(read.state)))
+        if self._handle is not None and not self._native.windlass_reads_over(self._handle, ctypes.byref(read.state)):
+            return False
+        self._begun.pop(id(read), None)
+        return True
 
     def wait(self, read: NativeRead) -> None:
         if self._handle is not None:
             self._native.windlass_reads_await(self._handle, ctypes.byref(read.state))
+        self._begun.pop(id(read), None)
 
     def cancel(self, read: NativeRead) -> None:
         if self._handle is not None:
@@ -97,6 +110,7 @@ class NativeReads:
         if self._handle is not None:
             self._native.windlass_reads_close(self._handle)
             self._handle = None
+            self._begun.clear()
 
 
 def available() -> bool:

@@ -210,11 +210,19 @@ FLEET = Board(
             ),
             unit="Bps",
         ),
-        _one(
-            "Experts found in memory",
-            f"{_rate(s.OFFLOAD_EXPERT_HITS)} / ({_rate(s.OFFLOAD_EXPERT_HITS)} + {_rate(s.OFFLOAD_EXPERT_MISSES)})",
-            "percentunit",
-            "{{instance}}",
+        Panel(
+            title="Experts found in memory, and others that were on their way",
+            queries=(
+                Query(
+                    expr=f"{_rate(s.OFFLOAD_EXPERT_HITS)} / ({_rate(s.OFFLOAD_EXPERT_HITS)} + {_rate(s.OFFLOAD_EXPERT_MISSES)})",
+                    legend="{{instance}} in memory",
+                ),
+                Query(
+                    expr=f"{_rate(s.OFFLOAD_EXPERT_FORESEEN)} / {_rate(s.OFFLOAD_EXPERT_MISSES)}",
+                    legend="{{instance}} of the others, read ahead",
+                ),
+            ),
+            unit="percentunit",
             most=1.0,
         ),
         _one("Weights by tier", _of(s.OFFLOAD_BYTES), "bytes", "{{instance}} {{tier}}"),

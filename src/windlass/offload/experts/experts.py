@@ -17,6 +17,7 @@ from windlass.kernels.ops.experts import reference
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.packing.tiered import TieredExperts
 from windlass.kernels.program import program
+from windlass.kernels.program.reads import Priority
 from windlass.offload.experts.ahead import ComingExpert, ReadsAhead
 from windlass.offload.experts.cache import ExpertCache, Fetched, Ints
 from windlass.offload.experts.pieces import groups, next_piece
@@ -139,12 +140,12 @@ class DiskExperts(TieredExperts):
         kept = busy if keep is None else np.concatenate([busy, keep])
         fetched = self._slots.cache.fetch(self._layer, numbers, kept, num_foreseen=len(reads))
         for place in np.flatnonzero(fetched.missing).tolist():
-            reads[experts[place]] = self._read(experts[place], int(fetched.slots[place]), urgent=True)
+            reads[experts[place]] = self._read(experts[place], int(fetched.slots[place]), Priority.NOW)
         return LoadingGroup(experts, fetched, reads)
 
-    def _read(self, expert: int, slot: int, *, urgent: bool) -> Read:
+    def _read(self, expert: int, slot: int, priority: Priority) -> Read:
         block = self._slots.block(slot)[: self._block_bytes]
-        return self._slots.reader.read(self._offset + expert * self._block_bytes, view(block), urgent=urgent)
+        return self._slots.reader.read(self._offset + expert * self._block_bytes, view(block), priority)
 
     def _read_ahead(self, guessed: Tensor | None, in_use: Ints) -> None:
         """Begins to read what the next layer will probably need. Its own reads come first: they were begun before."""
@@ -159,7 +160,7 @@ class DiskExperts(TieredExperts):
         fetched = slots.cache.reserve(self._layer, np.array(experts, dtype=np.int64), kept)
         for place in np.flatnonzero(fetched.missing).tolist():
             slot = int(fetched.slots[place])
-            slots.ahead.add(ComingExpert(self._layer, experts[place], slot, self._read(experts[place], slot, urgent=False)))
+            slots.ahead.add(ComingExpert(self._layer, experts[place], slot, self._read(experts[place], slot, Priority.SOON)))
 
     def _compute_group(self, group: LoadingGroup, args: ExpertsArgs, result: Tensor, run: Run) -> None:
         """As its experts arrive."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from windlass.kernels.packing.matrix import StackedMatrix
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.packing.tiered import StreamedMatrix
+from windlass.kernels.program.reads import Priority
 from windlass.offload.stream.ring import ring_layout
 from windlass.offload.tiers.memory import page_aligned, view
 from windlass.offload.tiers.reader import DirectReader, Read
@@ -65,7 +66,8 @@ class MatrixStream:
             index = self._issued % count
             if self._issued - self._layout.waits_for[index] >= self._released or len(self._coming) == count:
                 return
-            self._coming.append(self._reader.read(self.blocks[index].offset, view(self.memory(index))))
+            # Experts first: the ring is filled while there is nothing else to read, as during the head.
+            self._coming.append(self._reader.read(self.blocks[index].offset, view(self.memory(index)), Priority.IDLE))
             self._issued += 1
 
     def _restart(self, index: int) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from windlass.core.tiers.values import BLOCK_BYTES
 from windlass.errors import BadInput
 from windlass.kernels.program import program
-from windlass.kernels.program.reads import NativeRead, NativeReads, ReadFailure, available
+from windlass.kernels.program.reads import NativeRead, NativeReads, Priority, ReadFailure, available
 from windlass.offload.tiers.memory import page_aligned, view
 from windlass.offload.tiers.threads import ThreadRead, ThreadReads
 
@@ -53,6 +53,7 @@ class Read:
     def wait(self) -> None:
         """Until the buffer is filled. Raises if it cannot be."""
         if not self.done():
+            self._inner.hurry()
             program.rest()  # threads that spin would keep the reads from being completed
         failure = self._inner.failure()
         if failure is not None:
@@ -65,9 +66,9 @@ class DirectReader:
         self._descriptor, self._name, self._piece_bytes = descriptor, name, piece_bytes
         self._reads = NativeReads(descriptor, depth) if available() else ThreadReads(descriptor, depth)
 
-    def read(self, offset: int, buffer: memoryview, *, urgent: bool = False) -> Read:
-        """Begins to fill the buffer. Offset, size and address must be multiples of the block size. `urgent`: before reads that are not."""
-        return Read(self._reads.begin(offset, buffer, self._piece_bytes, urgent=urgent), self._name)
+    def read(self, offset: int, buffer: memoryview, priority: Priority = Priority.NOW) -> Read:
+        """Begins to fill the buffer. Offset, size and address must be multiples of the block size."""
+        return Read(self._reads.begin(offset, buffer, self._piece_bytes, priority), self._name)
 
     @property
     def counts(self) -> ReadCounts:

@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from windlass.kernels.program.reads import ReadFailure
+from windlass.kernels.program.reads import Priority, ReadFailure
 
 
 class ThreadRead:
@@ -41,7 +41,8 @@ class ThreadReads:
         self._in_flight = self._num_bytes = 0
         self._busy, self._since = 0.0, 0.0
 
-    def begin(self, offset: int, buffer: memoryview, piece_bytes: int, *, urgent: bool) -> ThreadRead:
+    def begin(self, offset: int, buffer: memoryview, piece_bytes: int, priority: Priority) -> ThreadRead:
+        """In the order in which they are begun."""
         pieces = range(0, len(buffer), piece_bytes)
         with self._lock:
             if not self._in_flight:

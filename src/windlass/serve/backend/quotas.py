@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from windlass.core.model import Frozen
 from windlass.serve.api_key import ApiKey
@@ -92,9 +92,12 @@ class Quotas:
         found = self._keys.get(key)
         return None if found is None else found.take(self._clock())
 
-    @contextmanager
-    def holding(self, key: int, tokens: int) -> Generator[None]:
+    def holding(self, key: int, tokens: int) -> AbstractContextManager[None]:
         """Tokens that a request may use, while it runs."""
+        return self._held(key, tokens) if key in self._keys else nullcontext()
+
+    @contextmanager
+    def _held(self, key: int, tokens: int) -> Generator[None]:
         self.charge(key, tokens)
         try:
             yield

@@ -1,5 +1,6 @@
 // Reads of a file into memory by threads of their own, many at a time. Python only begins and awaits them: threads of Python's would hold its
-// lock between two reads, on cores that kernels keep busy. Reads that a step waits for go before those that are made ahead.
+// lock between two reads, on cores that kernels keep busy. Reads that a step
+// waits for go before those that are made ahead, and these before those that only use an idle disk.
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +32,8 @@ struct Piece {
     int64_t size;
 };
 
+constexpr int RANKS = 3;  // as kernels/program/reads.py numbers them
+
 class Reads {
 public:
     Reads(int file, int depth) : file(file) {
@@ -41,22 +44,22 @@ public:
         {
             std::lock_guard<std::mutex> hold(lock);
             closing = true;
-            for (auto* queue : {&urgent, &ahead})
-                for (const Piece& piece : *queue) drop(piece);
-            urgent.clear();
-            ahead.clear();
+            for (auto& queue : queues) {
+                for (const Piece& piece : queue) drop(piece);
+                queue.clear();
+            }
         }
         wake.notify_all();
         for (std::thread& thread : threads) thread.join();
     }
 
-    void begin(State* state, int64_t offset, char* to, int64_t size, int64_t piece_bytes, bool is_urgent) {
+    void begin(State* state, int64_t offset, char* to, int64_t size, int64_t piece_bytes, int rank) {
         int64_t count = 0;
         {
             std::lock_guard<std::mutex> hold(lock);
             if (!in_flight) since = Clock::now();
             for (int64_t at = 0; at < size; at += piece_bytes, count++)
-                (is_urgent ? urgent : ahead).push_back({state, offset + at, to + at, std::min(piece_bytes, size - at)});
+                queues[rank].push_back({state, offset + at, to + at, std::min(piece_bytes, size - at)});
             state->left = count;
             in_flight += count;
         }
@@ -77,10 +80,11 @@ public:
     // Drops pieces that have not begun.
     void cancel(State* state) {
         std::lock_guard<std::mutex> hold(lock);
-        for (auto* queue : {&urgent, &ahead}) {
-            for (const Piece& piece : *queue)
-                if (piece.state == state) drop(piece);
-            queue->erase(std::remove_if(queue->begin(), queue->end(), [&](const Piece& piece) { return piece.state == state; }), queue->end());
+        const auto is_its = [&](const Piece& piece) { return piece.state == state; };
+        for (auto& queue : queues) {
+            const auto rest = std::stable_partition(queue.begin(), queue.end(), [&](const Piece& piece) { return !is_its(piece); });
+            std::for_each(rest, queue.end(), [&](const Piece& piece) { drop(piece); });
+            queue.erase(rest, queue.end());
         }
         over.notify_all();
     }
@@ -88,13 +92,12 @@ public:
     // What is waited for now goes before what is not.
     void hurry(State* state) {
         std::lock_guard<std::mutex> hold(lock);
-        for (auto piece = ahead.begin(); piece != ahead.end();)
-            if (piece->state == state) {
-                urgent.push_back(*piece);
-                piece = ahead.erase(piece);
-            } else {
-                ++piece;
-            }
+        for (int rank = 1; rank < RANKS; rank++) {
+            auto& queue = queues[rank];
+            const auto rest = std::stable_partition(queue.begin(), queue.end(), [&](const Piece& piece) { return piece.state != state; });
+            queues[0].insert(queues[0].end(), rest, queue.end());
+            queue.erase(rest, queue.end());
+        }
     }
 
     void counts(int64_t* bytes, double* seconds) {
@@ -109,11 +112,11 @@ private:
     void work() {
         std::unique_lock<std::mutex> hold(lock);
         while (true) {
-            wake.wait(hold, [&] { return closing || !urgent.empty() || !ahead.empty(); });
-            if (urgent.empty() && ahead.empty()) return;
-            auto& queue = urgent.empty() ? ahead : urgent;
-            const Piece piece = queue.front();
-            queue.pop_front();
+            wake.wait(hold, [&] { return closing || first(); });
+            std::deque<Piece>* queue = first();
+            if (!queue) return;
+            const Piece piece = queue->front();
+            queue->pop_front();
             hold.unlock();
             int64_t done = 0, error = 0;
             while (done < piece.size && !error) {
@@ -132,6 +135,12 @@ private:
         }
     }
 
+    std::deque<Piece>* first() {
+        for (auto& queue : queues)
+            if (!queue.empty()) return &queue;
+        return nullptr;
+    }
+
     void drop(const Piece& piece) {
         piece.state->cancelled++;
         end(piece);
@@ -146,7 +155,7 @@ private:
     const int file;
     std::mutex lock;
     std::condition_variable wake, over;
-    std::deque<Piece> urgent, ahead;
+    std::deque<Piece> queues[RANKS];  // in the order in which they are served
     std::vector<std::thread> threads;
     bool closing = false;
     int64_t in_flight = 0, num_bytes = 0;
@@ -165,8 +174,8 @@ using windlass::State;
 
 void* windlass_reads_open(int file, int depth) { return new windlass::Reads(file, depth); }
 void windlass_reads_close(void* reads) { delete windlass::of(reads); }
-void windlass_reads_begin(void* reads, State* state, int64_t offset, void* to, int64_t size, int64_t piece_bytes, int is_urgent) {
-    windlass::of(reads)->begin(state, offset, static_cast<char*>(to), size, piece_bytes, is_urgent != 0);
+void windlass_reads_begin(void* reads, State* state, int64_t offset, void* to, int64_t size, int64_t piece_bytes, int rank) {
+    windlass::of(reads)->begin(state, offset, static_cast<char*>(to), size, piece_bytes, rank);
 }
 int windlass_reads_over(void* reads, State* state) { return windlass::of(reads)->is_over(state); }
 void windlass_reads_await(void* reads, State* state) { windlass::of(reads)->await(state); }

@@ -79,22 +79,16 @@ def _scheme_name(request: PlanRequest) -> str:
 def _loads(found: EngineProfile, request: PlanRequest) -> bool:
     own_files = found.name == "windlass" and request.quant == "auto"  # whatever Windlass has opened, it loads
     name = _scheme_name(request)
-    return (not name or own_files or loads_scheme(found, name)) and _has_cache(found, request)
+    has_cache = request.kv in found.caches or request.kv not in KV_BYTES
+    return (not name or own_files or loads_scheme(found, name)) and has_cache and not _without_fp8_cache(found, request)
 
 
-def _has_cache(found: EngineProfile, request: PlanRequest) -> bool:
-    return request.kv not in KV_BYTES or (request.kv in found.caches and not _without_fp8(found, request))
-
-
-def _without_fp8(found: EngineProfile, request: PlanRequest) -> list[str]:
-    """Devices on which our own engine refuses a cache in fp8 (engine/load.py): AMD's, Apple's, and NVIDIA's before Ada."""
-    if found.name != "windlass" or request.kv != "fp8":
-        return []
-    return [
-        device.name
-        for device in request.hardware.distinct_devices
-        if device.kind != "cpu" and not (device.kind == "cuda" and "fp8" in device.flops)
-    ]
+def _without_fp8_cache(found: EngineProfile, request: PlanRequest) -> tuple[str, ...]:
+    """Names of GPUs on which the engine cannot keep an fp8 cache: ours needs one that converts fp8 in hardware (engine/load.py)."""
+    if request.kv != "fp8" or found.name != "windlass":
+        return ()
+    devices = [device for device in request.hardware.distinct_devices if device.kind != "cpu"]
+    return tuple(device.name for device in devices if device.kind != "cuda" or "fp8" not in device.flops)
 
 
 def _check_scheme(found: EngineProfile, request: PlanRequest) -> None:
@@ -103,9 +97,9 @@ def _check_scheme(found: EngineProfile, request: PlanRequest) -> None:
         raise Impossible(
             f"{found.title} has no KV cache in {request.kv}, only in {', '.join(found.caches)}; use --engine {' or '.join(able)}"
         )
-    if lacking := _without_fp8(found, request):
+    if names := _without_fp8_cache(found, request):
         raise Impossible(
-            f"{found.title} has a KV cache in fp8 on CPUs and on NVIDIA GPUs from Ada on, not on {' and '.join(lacking)}; leave --kv out"
+            f"{found.title} keeps a KV cache in fp8 on CPUs and NVIDIA GPUs from Ada on, not on {', '.join(names)}; use --kv bf16"
         )
     if not _loads(found, request):
         able = [name for name in NAMES if loads_scheme(engine(name), _scheme_name(request))]
