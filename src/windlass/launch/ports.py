@@ -33,13 +33,19 @@ def free_port(candidates: Iterable[int], address: str = "") -> int:
 class Claim:
     """A port that no other job of this machine takes while this is held: a server listens on it only seconds after it was chosen.
 
-    It is a name of an abstract socket (unix(7)), which ends with the process, however that ends."""
+    It is a name of an abstract socket (unix(7)), which ends with the process, however that ends. Only Linux has these."""
 
     def __init__(self, candidates: Iterable[int], address: str = "") -> None:
         self._held = socket.socket(socket.AF_UNIX)
-        self.port = free_port((port for port in candidates if self._claims(port)), address)
+        ports = list(candidates)
+        port = next((port for port in ports if self._claims(port) and is_free(port, address)), None)
+        if port is None:
+            raise BadInput(f"none of {len(ports)} ports is free on this machine and left by other jobs; end what holds them")
+        self.port = port
 
     def _claims(self, port: int) -> bool:
+        if sys.platform != "linux":
+            return True
         self._held.close()  # of a port that was claimed but is not free
         self._held = socket.socket(socket.AF_UNIX)
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from windlass.errors import BadInput  # noqa: E402
 from windlass.kernels.arguments import ExpertsArgs  # noqa: E402
 from windlass.kernels.ops.experts import experts  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
+from windlass.kernels.program.reads import Priority  # noqa: E402
 from windlass.offload.experts.cache import ExpertCache  # noqa: E402
 from windlass.offload.experts.experts import DiskExperts, ExpertSlots  # noqa: E402
 from windlass.offload.tiers.file import TierWriter  # noqa: E402
@@ -119,6 +122,64 @@ def test_reading_ahead_changes_nothing(guess: str, slots: int, tmp_path: Path) -
         assert (counts.foreseen > 0) == (slots >= 18), "only where there is room"
     case.reader.close()
     assert counts.hits + counts.misses == sum(len(case.disk._own(case.args(1, seed).ids)) for seed in range(40))
+
+
+class LateReader:
+    """Guesses are read when they are waited for, or right after the next read that something waits for."""
+
+    def __init__(self, reader: DirectReader) -> None:
+        self._reader, self._late = reader, list[LateRead]()
+
+    def read(self, offset: int, buffer: memoryview, priority: Priority) -> Any:
+        if priority is not Priority.NOW:
+            self._late.append(LateRead(self._reader, offset, buffer))
+            return self._late[-1]
+        read = self._reader.read(offset, buffer, priority)
+        read.settle()
+        for late in self._late:
+            late.settle()
+        self._late.clear()
+        return read
+
+
+class LateRead:
+    def __init__(self, reader: DirectReader, offset: int, buffer: memoryview) -> None:
+        self._begin, self._read = partial(reader.read, offset, buffer, Priority.NOW), None
+
+    def _begun(self) -> Any:
+        self._read = self._read or self._begin()
+        return self._read
+
+    def done(self) -> bool:
+        return self._read is not None and self._read.done()
+
+    def hurry(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def settle(self) -> bool:
+        return self._begun().settle()
+
+    def wait(self) -> None:
+        self._begun().wait()
+
+
+@pytest.mark.parametrize("slots", [8, 10, 12])
+def test_what_comes_is_not_written_where_another_expert_is(slots: int, tmp_path: Path) -> None:
+    """The second layer needs more experts than there are slots, and some of its last ones were guessed."""
+    case = Case(tmp_path, "int4", slots)
+    case.slots.reader = LateReader(case.reader)
+    for seed in range(0, 60, 2):
+        ids = case.second._own(case.args(9, seed + 1).ids)
+        case.disk.foresee(case.second, lambda _: torch.empty(1, 0))
+        case.both(9, seed)  # nothing of the second layer is in a slot
+        case.disk.foresee(case.second, lambda _, ids=ids: torch.tensor([ids[-3:]]))
+        args = case.args(1, seed)
+        args = args._replace(ids=args.ids[:, :1], weights=args.weights[:, :1])
+        assert torch.equal(experts(args), experts(args._replace(gate_up=case.disk, down=case.disk)))
+        expected, found = case.both(9, seed + 1, second=True)
+        assert torch.equal(expected, found)
+    case.reader.close()
 
 
 def test_a_guess_that_cannot_be_read_harms_nothing(tmp_path: Path) -> None:

@@ -74,7 +74,10 @@ def _rehearsal(options: CheckOptions, number: int, prefill: float, decode: float
         took = time.monotonic() - began
         if done.returncode:
             raise BadInput(f"the short evaluation failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-        return Rehearsal(seconds=took, answers=_answers(results, prefill, decode))
+        answers = _answers(results, prefill, decode)
+        if not answers:
+            raise BadInput(f"the short evaluation of {options.tasks} gave no answers; run `windlass eval` on it to see why")
+        return Rehearsal(seconds=took, answers=answers)
 
 
 def _command(options: CheckOptions, number: int, results: Path) -> list[str]:
@@ -89,8 +92,7 @@ def _answers(results: Path, prefill: float, decode: float) -> tuple[Answer, ...]
     """From the journal: when each answer came, and what it was."""
     from windlass.cli.eval.compare import read_journal
 
-    (journal,) = results.glob("*/journal.jsonl")
-    records = read_journal(journal)
+    records = [record for journal in results.glob("*/journal.jsonl") for record in read_journal(journal)]
     ends = accumulate(record.wall_seconds for record in records)
     return tuple(
         Answer(end_seconds=end, seconds=record.seconds, work=_work(record, prefill, decode))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
@@ -66,6 +67,7 @@ class NativeReads:
         """`depth`: reads at a time."""
         self._native = _prepared(_library())
         self._handle: int | None = self._native.windlass_reads_open(descriptor, depth)
+        self._open = threading.Lock()
         self._begun: dict[int, NativeRead] = {}
         """Kept until they are known to be over: threads write to their state and buffer."""
 
@@ -99,17 +101,19 @@ class NativeReads:
             self._native.windlass_reads_hurry(self._handle, ctypes.byref(read.state))
 
     def counts(self) -> tuple[int, float]:
-        """Bytes read, and seconds with at least one read in flight."""
+        """Bytes read, and seconds with at least one read in flight. Of any thread."""
         num_bytes, seconds = ctypes.c_int64(), ctypes.c_double()
-        if self._handle is not None:
-            self._native.windlass_reads_counts(self._handle, ctypes.byref(num_bytes), ctypes.byref(seconds))
+        with self._open:
+            if self._handle is not None:
+                self._native.windlass_reads_counts(self._handle, ctypes.byref(num_bytes), ctypes.byref(seconds))
         return num_bytes.value, seconds.value
 
     def close(self) -> None:
         """What has not begun is left out; what has is waited for."""
-        if self._handle is not None:
-            self._native.windlass_reads_close(self._handle)
-            self._handle = None
+        with self._open:  # no other thread is counting
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            self._native.windlass_reads_close(handle)
             self._begun.clear()
 
 

@@ -100,6 +100,8 @@ class DiskExperts(TieredExperts):
         coming = self._slots.ahead.take(self._layer, set(ids))
         num_slots = self._slots.cache.num_slots - len(self._slots.ahead.slots)
         waiting = groups(ids, num_slots)
+        if len(waiting) > 1:
+            self._settle(coming)
         if not waiting:
             run([], args, result)
         most_loading = 2 if num_slots > 1 and len(waiting) > 1 else 1
@@ -119,6 +121,12 @@ class DiskExperts(TieredExperts):
             asked = [expert for group in loading for expert in group.experts]
             self._slots.cache.forget(self._layer, np.array([*asked, *coming], dtype=np.int64))
             raise
+
+    def _settle(self, coming: dict[int, Read]) -> None:
+        """What a later group needs may lose its slot to an earlier one: nothing may be written there any more."""
+        failed = [expert for expert, read in coming.items() if not read.settle()]
+        coming.clear()
+        self._slots.cache.forget(self._layer, np.array(failed, dtype=np.int64))
 
     def _own(self, ids: Tensor) -> list[int]:
         """Experts of this rank, each once, in order."""

@@ -58,6 +58,8 @@ class Read:
         failure = self._inner.failure()
         if failure is not None:
             raise _failed(self._file_name, failure)
+        if self._inner.cancelled():
+            raise BadInput(f"{self._file_name} was closed while it was being read")
 
 
 class DirectReader:
