@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fake_decoder import FakeDecoder
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from late_device import Answers, make_late_engine, prompt
 from torch import Tensor
@@ -99,6 +99,9 @@ def engine_on_device(
     st.sampled_from([0.0, 0.4]),
     st.booleans(),
 )
+@example(
+    [(1, 1, False), (1, 1, False), (1, 5, True), (1, 1, False), (1, 1, False), (1, 2, True)], 12, 0.0, True
+)  # a prompt of one token
 def test_the_tokens_are_those_of_the_model(
     requests: list[tuple[int, int, bool]], num_blocks: int, wrong: float, drafts_there: bool
 ) -> None:

@@ -176,7 +176,9 @@ class Speculation:
         for chunk in batch.chunks if made else ():
             if chunk.sequence.blocks:
                 accepted = chunk.sequence.num_computed - chunk.num_known
-                self._of[chunk.sequence.id].model_drafts = (made[chunk.sequence.id][accepted],)
+                # A prompt of one token looks like a decoding sequence, and nothing was proposed for it.
+                state = self._of.setdefault(chunk.sequence.id, SequenceDrafts())
+                state.model_drafts = (made[chunk.sequence.id][accepted],)
                 model.followed(chunk.sequence)
         if made or not follows:
             return  # a sequence that is not followed all the way has no drafts
