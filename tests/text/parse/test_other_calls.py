@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from windlass.core.request import ToolCall
@@ -201,6 +201,7 @@ def assume_text(body: str) -> None:
         st.sampled_from(["[TOOL_CALLS]", "{", "}", '"', "f", "[", "]", ";", "<|python_tag|>", "[ARGS]", " ", "x"]), max_size=9
     ).map("".join)
 )
+@example("{<|python_tag|>}")
 def test_marks_are_never_content(text: str) -> None:
     for make, mark in ((BracketSplitter, "[TOOL_CALLS]"), (BareJsonSplitter, "<|python_tag|>")):
         content, calls = split(make(), text)

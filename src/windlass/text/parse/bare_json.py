@@ -53,8 +53,8 @@ class BareJsonSplitter(ToolCallSplitter):
             parse_json(self._buffer[start : start + end])
         )
         if found is None:
-            tag = self._buffer[:start].find(PYTHON_TAG)
-            return self._as_text(start + end) if tag < 0 else self._as_text(start + end)[tag + len(PYTHON_TAG) :]
+            tag, text = self._buffer[:start].find(PYTHON_TAG), self._as_text(start + end)
+            return (text if tag < 0 else text[tag + len(PYTHON_TAG) :]).replace(PYTHON_TAG, "")
         call = self._progress.finished(*found)
         self._take_calls([call], start + end)
         self._inside = True  # another may follow
