@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import count
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -17,7 +16,6 @@ SLICE_BYTES = 2**20
 DEVICE_SLICE_BYTES = 2**26
 """Slice size for other devices: few large copies, several read in parallel."""
 DEVICE_WORKERS = 8
-SLICES_BETWEEN_TRIMS = 4
 
 
 def prefetch(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator[Result]:
@@ -25,7 +23,7 @@ def prefetch(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator
     waiting = list(jobs)
     if len(waiting) == 1:
         yield waiting[0]()
-        _trim()
+        trim_heap()
         return
     with ThreadPoolExecutor(workers, thread_name_prefix="weights") as pool:
         coming = deque(pool.submit(job) for job in waiting[:workers])
@@ -36,11 +34,11 @@ def prefetch(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator
             yield result
             del result
             if workers == 1:  # copies to another device are freed before they add up
-                _trim()
+                trim_heap()
 
 
 def trim_heap() -> None:
-    """malloc_trim: returns freed memory to the system, after unloading a model and now and then while loading one.
+    """malloc_trim: returns freed memory to the system, after unloading a model and after each slice while loading one.
 
     glibc does not reuse a freed aligned block for an allocation of the same size (it looks for a larger one), so a heap that
     allocates slice after slice grows by as much as the matrix being loaded.
@@ -48,14 +46,6 @@ def trim_heap() -> None:
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
-
-
-_slices = count(1)
-
-
-def _trim() -> None:
-    if next(_slices) % SLICES_BETWEEN_TRIMS == 0:
-        trim_heap()
 
 
 @cache
