@@ -56,13 +56,13 @@ ROWS: dict[str, Row] = {
         str | None,
         None,
         "SIZE",
-        "Most host memory to use; on a CPU, weights that do not fit are read from disk while the model runs.",
+        "Most host memory to use; weights that do not fit are read from disk while the model runs.",
     ),
     "disk_folder": Row(
         str | None,
         None,
         "DIR",
-        "On a CPU: keep weights that do not fit into memory here; without it they are removed at the end.",
+        "Keep weights that do not fit into memory here; without it they are removed at the end.",
     ),
     "workers": Row(
         str | None, None, "HOST:PORT,...", "Machines that share the model with this one; each runs `windlass worker`."

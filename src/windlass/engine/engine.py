@@ -84,7 +84,8 @@ class Engine:
 
     def try_steps(self) -> None:
         """Prompts and answers, for kernels that are compiled at their first use. On several ranks, once all of them follow."""
-        for group in warm_up_requests(self.limits, self.num_tokens, few=self.runner.copies_weights):
+        few, short = self.runner.copies_weights, self.runner.reads_disk
+        for group in warm_up_requests(self.limits, self.num_tokens, few=few, short=short):
             for request in group:
                 self.submit(request)
             self.step()
@@ -165,12 +166,14 @@ class Engine:
         tokens = self._device_tokens(batch) if self.runner.selects_tokens else None
         logits = None if tokens is not None else self.runner.run(batch.chunks)
         self.scheduler.computed(batch)
-        if self._after_step is not None:
-            self._after_step()
         if logits is not None:
-            return self._outputs(batch, logits)
-        assert tokens is not None
-        return [self._take_all(chunk, found) for chunk, found in zip(batch.chunks, tokens, strict=True)]
+            outputs = self._outputs(batch, logits)
+        else:
+            assert tokens is not None
+            outputs = [self._take_all(chunk, found) for chunk, found in zip(batch.chunks, tokens, strict=True)]
+        if self._after_step is not None:
+            self._after_step()  # last: now the step is over, and whether it failed is known
+        return outputs
 
     def _take_all(self, chunk: Chunk, tokens: Sequence[int | None]) -> SequenceOutput:
         """What the device chose for the rows of a sequence: up to the first that is not the draft."""

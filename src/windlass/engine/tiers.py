@@ -11,12 +11,14 @@ import msgspec
 from windlass.core.launch import Launch
 from windlass.core.model import ModelSpec
 from windlass.core.scheme import kv_token_bytes
-from windlass.core.tiers.budget import LOADING_BYTES, activation_bytes
+from windlass.core.tiers.below import planned_with_disk, with_disk
+from windlass.core.tiers.budget import GPU_PROCESS_BYTES, LOADING_BYTES, activation_bytes
 from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.device import (
     OTHER_BYTES,
     DeviceLimits,
     DeviceNeeds,
+    DevicePlan,
     ModelStage,
     device_limits,
     needed_bytes,
@@ -27,6 +29,7 @@ from windlass.core.tiers.values import Demand, TierPlacement
 from windlass.engine.memory import CPU, LEAST_TOKENS, cache_bytes, capped_cache_bytes, check_weights
 from windlass.engine.speculate.setup import wants_mtp
 from windlass.errors import BadInput
+from windlass.formats.disk.atomic import require_free
 from windlass.kernels.cuda.route import MAX_ROWS
 from windlass.nn.decoder import Decoder
 from windlass.nn.guess import next_experts
@@ -34,12 +37,12 @@ from windlass.nn.layer import DecoderLayer
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.parallel.shard import ModelShard, kv_share
 from windlass.offload.device.dense import DenseTieredWeights
+from windlass.offload.device.disk import DiskPlace, written_experts
 from windlass.offload.device.weights import DeviceTieredWeights
 from windlass.offload.experts.experts import DiskExperts
 from windlass.offload.placement import (
     HostBudget,
     TierFolder,
-    check_host,
     check_space,
     describe_tiers,
     host_budget,
@@ -47,8 +50,10 @@ from windlass.offload.placement import (
     place_rank,
     planned_rank,
     rank_demand,
+    room_below,
     tier_folder,
 )
+from windlass.offload.tiers.speed import check_speed, disk_speed
 from windlass.offload.weights import ExpertSource, TieredWeights, tier_key
 from windlass.parallel.groups import smallest
 from windlass.units import format_bytes
@@ -88,10 +93,8 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
     """Offloads what does not fit the rank's memory. Raises DoesNotFit before anything large is read."""
     if device == "cpu" and launch.gpu_memory:
         raise BadInput("--gpu-memory has no effect on a CPU; leave it out, or see --host-memory")
-    if device != "cpu" and launch.disk_folder is not None:
-        raise BadInput(
-            "--disk-folder: beside a GPU weights are kept in host memory, not on disk; leave it out, or add --device cpu"
-        )
+    if device != "cpu" and not device.startswith("cuda") and launch.disk_folder is not None:
+        raise BadInput(f"--disk-folder: weights are kept on disk beside CPUs and NVIDIA GPUs, not beside {device}; leave it out")
 
     def decoder(source: Any) -> Decoder:
         mtp = wants_mtp(launch, weights.spec, weights.shard) and source is weights.source
@@ -159,25 +162,44 @@ def _beside_device(
     limits: DeviceLimits,
     decoder: Callable[[Any], Decoder],
 ) -> BuiltDecoder:
-    """Experts, or parts of feed-forwards, that do not fit the device go to host memory."""
+    """Experts, or parts of feed-forwards, that do not fit the device go to host memory, and experts for which there is no room there to disk."""
     kv_bytes = launch.kv_bytes or limits.kv_tokens * kv_token_bytes(weights.spec, launch.kv_type)
     if needed_bytes(stage, weights.num_bytes, limits, launch.kv_type) <= cap_bytes:  # of this rank all fit
         return BuiltDecoder(decoder(weights.source), kv_bytes, "", MAX_ROWS, limits.step_tokens)
     planned = launch.tiers[min(weights.rank, len(launch.tiers) - 1)] if launch.tiers else None
     most = planned.device_slots if planned is not None and planned.num_experts else None
     demand = rank_demand(list(weights.tensors()), weights.spec, launch)
-    plan = plan_device(stage, demand, cap_bytes, limits, launch.kv_type, most)
-    check_host(host, plan.host_bytes)
+    plan, disk = placed_below(launch, weights, plan_device(stage, demand, cap_bytes, limits, launch.kv_type, most), host, planned)
     source: DenseTieredWeights | DeviceTieredWeights
     source = (
         DenseTieredWeights(weights.source, plan.split)
         if stage.part.experts is None
-        else DeviceTieredWeights(weights.source, plan.split, plan.first_layer)
+        else DeviceTieredWeights(weights.source, plan.split, plan.first_layer, disk)
     )
     built = _built(source, decoder)
     if source.speeds is not None:
-        built.tier.speeds, built.tier.placed = source.speeds, plan.placed(source.speeds)
+        speeds = msgspec.structs.replace(source.speeds, disk=disk.bytes_per_second if disk is not None else 0.0)
+        built.tier.speeds, built.tier.placed = speeds, plan.placed(speeds)
     return BuiltDecoder(built, kv_bytes, built.tier.line, MAX_ROWS, limits.step_tokens)
+
+
+def placed_below(
+    launch: Launch, weights: RankWeights, plan: DevicePlan, host: HostBudget, planned: TierPlacement | None
+) -> tuple[DevicePlan, DiskPlace | None]:
+    """With experts on disk where host memory is too small. Raises before anything long begins where the disk is too small or too slow."""
+    is_planned = planned is not None and planned.disk_experts > 0
+    if not is_planned and plan.host_bytes <= host.weight_bytes:
+        return plan, None
+    if weights.spec.experts is None:
+        return with_disk(plan, room_below(host, None)), None
+    host = host._replace(reserved_bytes=host.reserved_bytes + GPU_PROCESS_BYTES)
+    folder = tier_folder(launch, _key(weights, layout="tiles"))
+    room = room_below(host, folder, written_experts(folder.path, folder.key) if folder.keep else 0, launch.ranks_per_machine)
+    made = planned_with_disk(plan, planned, room) if planned is not None and is_planned else with_disk(plan, room)
+    require_free(folder.path, made.disk_bytes - folder.written_bytes)
+    speed = disk_speed(folder.path)
+    check_speed(folder.path, speed, made.step_disk_bytes)
+    return made, DiskPlace(folder.path, folder.key, folder.keep, speed)
 
 
 def _built(source: TieredWeights | DenseTieredWeights | DeviceTieredWeights, decoder: Callable[[Any], Decoder]) -> Decoder:
@@ -271,7 +293,7 @@ def _placed(launch: Launch, weights: RankWeights, demand: Demand, budget: HostBu
     return placed, folder
 
 
-def _key(weights: RankWeights) -> str:
+def _key(weights: RankWeights, **more: str) -> str:
     shard = weights.shard
     where = {"placement": msgspec.to_builtins(shard.placement), "tp": shard.tp_index, "layers": shard.layers(weights.spec)}
-    return tier_key(**weights.identity, **where)
+    return tier_key(**weights.identity, **where, **more)

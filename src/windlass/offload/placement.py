@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from windlass.core.launch import Launch
 from windlass.core.model import ModelSpec
+from windlass.core.tiers.below import RoomBelow
 from windlass.core.tiers.budget import LOADING_BYTES
 from windlass.core.tiers.demand import HeldTensor, demand_of
 from windlass.core.tiers.placement import place_tiers
@@ -75,7 +76,7 @@ def place_rank(demand: Demand, budget: HostBudget, folder: TierFolder, speeds: S
 
     `sharing`: ranks that write to the same disk.
     """
-    free = int(shutil.disk_usage(folder.path).free * DISK_SHARE) // sharing + folder.written_bytes
+    free = _free_disk(folder, sharing)
     written = written_entries(folder.path, folder.key) if folder.keep else ()
     try:
         placed = place_tiers(demand, Room(host=max(budget.weight_bytes, 0), disk=free), speeds, written)
@@ -127,16 +128,15 @@ def tier_folder(launch: Launch, key: str) -> TierFolder:
     return TierFolder(path, keep=True, key=key)
 
 
-def check_host(budget: HostBudget, num_bytes: int) -> None:
-    """Of what does not fit a device: there is no disk below it."""
-    left = budget.weight_bytes
-    if num_bytes > left:
-        raise DoesNotFit(
-            f"{format_bytes(num_bytes)} of weights do not fit the device, and {format_bytes(max(left, 0))} of host memory are free for them: "
-            f"{format_bytes(num_bytes - left)} short; raise --host-memory or --gpu-memory, use fewer bits (--quant int4), or run from disk "
-            "with --device cpu",
-            num_bytes - left,
-        )
+def room_below(budget: HostBudget, folder: TierFolder | None, written: int = 0, sharing: int = 1) -> RoomBelow:
+    """Of a device. `folder` None: nothing goes to disk. `written`: experts of each layer in the file of an earlier run; `sharing`: ranks that write
+    to the same disk."""
+    host = max(budget.weight_bytes, 0)
+    return RoomBelow(host) if folder is None else RoomBelow(host, _free_disk(folder, sharing), written)
+
+
+def _free_disk(folder: TierFolder, sharing: int) -> int:
+    return int(shutil.disk_usage(folder.path).free * DISK_SHARE) // sharing + folder.written_bytes
 
 
 def check_space(folder: TierFolder, placed: TierPlacement) -> None:

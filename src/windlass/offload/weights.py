@@ -48,6 +48,10 @@ class ExpertSource(Weights, Protocol):
         """These are not read: progress counts them as done."""
         ...
 
+    def skip_experts(self, layer: int, count: int) -> None:
+        """The same for the first experts of a layer."""
+        ...
+
 
 def tier_key(**parts: Any) -> str:
     """Names the file: another model, quantization or rank is another file."""

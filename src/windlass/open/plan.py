@@ -109,10 +109,8 @@ def _check_runnable(plan: Plan) -> None:
     if plan.layout.dp > 1:
         raise Impossible(f"the plan has {plan.layout.dp} replicas, which are separate servers; plan with --dp 1")
     on_gpus = any(one.device_bytes for one in plan.tiers)
-    if on_gpus and any(one.host_units or one.uses_disk for one in plan.tiers):
-        raise Impossible(
-            "the plan streams matrices to a GPU or keeps weights on disk beside it, which this engine does not do; plan again with this version"
-        )
+    if on_gpus and any(one.host_units or one.disk_units for one in plan.tiers):
+        raise Impossible("the plan streams matrices to a GPU, which this engine does not do; plan again with this version")
     if on_gpus and plan.layout.tp > 1:
         raise Impossible(
             f"the plan splits layers over GPUs (tp {plan.layout.tp}) and keeps weights in host memory: beside GPUs whole layers are needed; plan "

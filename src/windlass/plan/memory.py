@@ -158,7 +158,7 @@ def offload(fit: Fit, model: MemoryModel, hardware: Hardware, layout: Layout) ->
         node: _host_room(hardware, node, MAPPED_FRACTION if model.engine.cpu_layers else HOST_FRACTION)
         for node in {slot.node for slot in fit.slots}
     }
-    disk = {node: _disk_room(hardware, node, model.engine) for node in room}
+    disk = {node: _disk_room(hardware, node, model) for node in room}
     moved: list[Offloaded] = []
     memory: list[DeviceMemoryPlan] = []
     short: dict[int, float] = defaultdict(float)
@@ -191,10 +191,10 @@ def _host_room(hardware: Hardware, node: int, fraction: float) -> float:
     return 0.0 if any(device.kind == "cpu" for device in found.devices) else found.ram_bytes * fraction
 
 
-def _disk_room(hardware: Hardware, node: int, engine: EngineProfile) -> float:
-    """Our engine has no disk below host memory beside a GPU."""
-    found = hardware.nodes[node]
-    no_disk = engine.name == "windlass" and any(device.kind != "cpu" for device in found.devices)
+def _disk_room(hardware: Hardware, node: int, model: MemoryModel) -> float:
+    """Beside a GPU our engine has a disk below host memory for experts alone."""
+    found, is_dense = hardware.nodes[node], model.spec.experts is None
+    no_disk = model.engine.name == "windlass" and is_dense and any(device.kind != "cpu" for device in found.devices)
     return 0.0 if no_disk else float(found.disk_bytes)
 
 

@@ -12,6 +12,9 @@ PROCESS_BYTES = 320 * MIB
 """A Python process with torch and the engine loaded, before any weight."""
 LOADING_BYTES = 64 * MIB
 """Beside the weights while they load: a slice being read and one being packed, buffers for writing, thread stacks."""
+GPU_PROCESS_BYTES = 1536 * MIB
+"""Of host memory, by a rank on a GPU after its weights were placed: compilers, libraries that are loaded late, captured graphs, the mailbox. Counted
+where host memory is full, as experts are on disk below it."""
 STEP_TOKENS = 512
 """Rows of the largest step on a CPU (engine/memory.py)."""
 STEP_LOGITS = 64

@@ -1,7 +1,7 @@
 """How the weights of a rank are split between its device and host memory. Pure: the planner and the engine make the same split.
 
 A rank has a pipeline stage: whole layers. Attention, routers, norms, embedding, head and KV cache are on the device, then as many routed experts of
-each layer as fit, or slices of feed-forwards where there are none.
+each layer as fit, or slices of feed-forwards where there are none. What goes to disk below host memory: core/tiers/below.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.demand import dense_slices
 from windlass.core.tiers.placement import SPARE_SLOTS, STAGED_LAYERS, experts_on_device, predicted_seconds
 from windlass.core.tiers.steps import offload_step_tokens, row_bytes
-from windlass.core.tiers.values import Demand, ExpertPool, Speeds, TierPlacement
+from windlass.core.tiers.values import Demand, ExpertPool, Speeds, TierPlacement, in_blocks
 from windlass.errors import DoesNotFit, Impossible
 from windlass.units import MIB, format_bytes
 
+RING_SLOTS = 8
+"""Pinned blocks that experts on disk pass through on their way to the device in steps of many rows: enough reads for a disk, and as many copies."""
 OTHER_BYTES = 1536 * MIB
 """Of a device: the driver's context, libraries, captured graphs."""
 LOADED_LAYERS = 1
@@ -43,15 +45,24 @@ class DeviceSplit(NamedTuple):
     has_shared: bool
     share: float | None = None
     """Of an expert in host memory, the part that the CPU computes. None: as the speeds of CPU and link say, which are measured."""
+    on_disk: int = 0
+    """Of each layer, the first ones: their home is a file."""
+    cache_slots: int = 0
+    """In host memory, for experts on disk, shared by all layers."""
+
+    @property
+    def off_device(self) -> int:
+        return self.num_experts - self.on_device
 
     @property
     def in_host(self) -> int:
-        return self.num_experts - self.on_device
+        """Of each layer: their home is host memory."""
+        return self.off_device - self.on_disk
 
     @property
     def num_slots(self) -> int:
         """Of experts on the device, spare ones for experts that move, and two layers' worth of staging."""
-        return self.staging + STAGED_LAYERS * self.in_host
+        return self.staging + STAGED_LAYERS * self.off_device
 
     @property
     def routed_slots(self) -> int:
@@ -63,8 +74,18 @@ class DeviceSplit(NamedTuple):
         return self.num_layers * (self.on_device + self.has_shared)
 
     @property
+    def spare(self) -> range:
+        """Slots for experts that move. With a disk one of the spare ones stays empty."""
+        return range(self.first_spare, self.staging - (self.on_disk > 0))
+
+    @property
     def staging(self) -> int:
         return self.first_spare + SPARE_SLOTS
+
+    @property
+    def nothing_slot(self) -> int:
+        """Stays zero: the device computes with it for experts on disk. Negative: there are none."""
+        return self.staging - 1 if self.on_disk else -1
 
     def shared_slot(self, layer: int) -> int:
         return self.num_layers * self.on_device + layer * self.has_shared
@@ -119,7 +140,20 @@ class DevicePlan(NamedTuple):
 
     @property
     def host_bytes(self) -> int:
-        return self.split.num_layers * self.split.in_host * self.expert_bytes
+        """Of experts whose home is host memory, and of buffers for those on disk."""
+        buffers = self.split.cache_slots + RING_SLOTS if self.split.on_disk else 0
+        return self.split.num_layers * self.split.in_host * self.expert_bytes + buffers * in_blocks(self.expert_bytes)
+
+    @property
+    def step_disk_bytes(self) -> int:
+        """That a decode step reads from disk, with even routing."""
+        split, pool = self.split, self.demand.experts
+        missing = split.num_layers * split.on_disk - split.cache_slots
+        return 0 if pool is None else int(pool.touched * max(missing, 0) * self.expert_bytes)
+
+    @property
+    def disk_bytes(self) -> int:
+        return self.split.num_layers * self.split.on_disk * in_blocks(self.expert_bytes)
 
     def placed(self, speeds: Speeds) -> TierPlacement:
         """With the step that these speeds allow."""
@@ -128,10 +162,13 @@ class DevicePlan(NamedTuple):
             num_experts=split.num_layers * split.num_experts,
             expert_bytes=self.expert_bytes,
             device_slots=split.num_layers * split.on_device,
-            host_slots=split.num_layers * split.in_host,
+            host_slots=split.num_layers * split.in_host + split.cache_slots,
+            cache_slots=split.cache_slots,
+            disk_experts=split.num_layers * split.on_disk,
             cpu_share=speeds.cpu_share,
             device_bytes=self.demand.fixed_bytes + self.demand.unit_bytes + split.routed_slots * self.expert_bytes,
             host_bytes=self.host_bytes,
+            disk_bytes=self.disk_bytes,
         )
         return msgspec.structs.replace(experts, step_seconds=predicted_seconds(self.demand, experts, speeds))
 

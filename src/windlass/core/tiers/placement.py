@@ -64,11 +64,19 @@ def predicted_seconds(demand: Demand, placed: TierPlacement, speeds: Speeds) -> 
     """
     sizes = {unit.name: unit.num_bytes for unit in demand.units}
     in_host, on_disk = (sum(sizes[name] for name in names) for names in (placed.host_units, placed.disk_units))
-    return _seconds(demand, speeds, in_host, on_disk, placed.ring_bytes, placed.device_slots, placed.host_slots)
+    slots = placed.device_slots, placed.host_slots, placed.cache_slots
+    return _seconds(demand, speeds, in_host, on_disk, placed.ring_bytes, *slots)
 
 
 def _seconds(
-    demand: Demand, speeds: Speeds, in_host: int, on_disk: int, ring_bytes: int, device_slots: int, host_slots: int
+    demand: Demand,
+    speeds: Speeds,
+    in_host: int,
+    on_disk: int,
+    ring_bytes: int,
+    device_slots: int,
+    host_slots: int,
+    cache_slots: int = 0,
 ) -> float:
     """While the head and the rest that never streams are computed, reads go on only as far as the ring has room."""
     has_device = speeds.device > 0
@@ -80,10 +88,25 @@ def _seconds(
     streaming = max(
         (num_bytes / speed + max(fixed - ring_bytes / speed, 0.0) for num_bytes, speed in streams if num_bytes), default=0.0
     )
-    waiting = (in_memory / speeds.below_device if has_device else 0.0) + (missing / speeds.disk if missing else 0.0)
-    if has_device and in_memory and demand.experts is not None:
-        waiting += demand.experts.num_layers * EXCHANGE_SECONDS
+    if has_device:
+        cached = in_memory * cache_slots / host_slots if host_slots else 0.0
+        waiting = _waiting_below(demand, speeds, in_memory - cached, cached, missing)
+    else:
+        waiting = missing / speeds.disk if missing else 0.0
     return max(computing + fixed, streaming) + waiting
+
+
+def _waiting_below(demand: Demand, speeds: Speeds, at_home: float, cached: float, missing: float) -> float:
+    """Of a step beside a device, for bytes of experts in host memory, in its cache of those on disk, and on disk. What is missing is read while the
+    rest is computed; of a layer, what came last is computed alone. The CPU computes all of what is on disk, cached or not."""
+    if demand.experts is None or not at_home + cached + missing:
+        return 0.0
+    pool, computing = demand.experts, at_home / speeds.below_device
+    if cached + missing:
+        computing += (cached + missing) / speeds.host
+    reading = missing / speeds.disk if missing else 0.0
+    last = min(pool.num_layers * pool.expert_bytes, missing) / speeds.host if missing else 0.0
+    return max(computing, reading + last) + pool.num_layers * EXCHANGE_SECONDS
 
 
 def _expert_reads(demand: Demand, device_slots: int, host_slots: int) -> tuple[float, float, float]:

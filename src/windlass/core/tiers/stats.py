@@ -23,6 +23,8 @@ class TierStats(Frozen):
     expert_hits: int = 0
     """Experts that a step needed and found in memory."""
     expert_misses: int = 0
+    expert_reads: int = 0
+    """Beside a device with a disk below: of the misses, those that were read from disk. The others were in host memory."""
     expert_foreseen: int = 0
     """Of the misses: those that were being read before they were chosen."""
     read_bytes: int = 0

@@ -92,7 +92,8 @@ class Speeds(Frozen):
 
 
 class TierPlacement(Frozen):
-    """Where everything is. A unit has one home; experts that do not all fit in memory have their home on the disk, and memory is a cache."""
+    """Where everything is. A unit has one home. On a CPU experts that do not all fit in memory have their home on the disk, and memory is a cache;
+    beside a device each expert has its home on the device, in host memory or on the disk."""
 
     host_units: tuple[str, ...] = ()
     """With a device: units whose home is host memory. Without one, host memory is the first tier, and they are not listed."""
@@ -105,8 +106,10 @@ class TierPlacement(Frozen):
     """Experts in device memory."""
     host_slots: int = 0
     """Experts in host memory."""
+    cache_slots: int = 0
+    """With a device: of these, room for experts whose home is the disk, whichever are used."""
     disk_experts: int = 0
-    """Experts whose home is the disk: all or none."""
+    """Experts whose home is the disk: without a device all or none."""
     cpu_share: float = 0.0
     """Of what lies in host memory beside a device: the share that the CPU computes."""
     device_bytes: int = 0

@@ -151,6 +151,11 @@ class Runner:
         """Whether every step of many rows copies weights to the device."""
         return self._graphs is not None and self._tier is not None
 
+    @property
+    def reads_disk(self) -> bool:
+        """Whether it reads some of them from disk."""
+        return self.copies_weights and getattr(self._tier, "reads_disk", False)
+
     # --- graphs
 
     def warm_up(self) -> None:

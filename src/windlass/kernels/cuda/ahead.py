@@ -83,8 +83,9 @@ class CopyAhead:
         self._layers, self._lane = layers, lane
         self._is_under_way = False
 
-    def before(self, layer: int, copy: Copy) -> None:
-        """Kernels that are launched from now on find the layer in its buffer."""
+    def before(self, layer: int, copy: Copy, late: Copy | None = None) -> None:
+        """Kernels that are launched from now on find the layer in its buffer. `late`: copies that are begun only now, after what was launched for
+        the layers before: whoever begins them may have to wait for a disk."""
         if self._lane is None or driver.is_collecting():
             return
         if layer == 0:
@@ -93,6 +94,8 @@ class CopyAhead:
                 self._lane.mark_used(buffer)
             for first in range(min(BUFFERS, len(self._layers))):
                 self._begin(first, copy)
+        if late is not None:
+            self._begin(layer, late)
         self._lane.wait(layer % BUFFERS)
 
     def after(self, layer: int, copy: Copy) -> None:

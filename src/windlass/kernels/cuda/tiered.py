@@ -2,7 +2,8 @@
 
 All slots of device memory are one array (`ExpertSlots`), and kernels take slots for experts. Of an expert in host memory the device reads a part
 over the link into a staging slot, and the CPU computes the rest where it lies: the first `share_blocks` * 128 of its intermediate outputs. In
-staging slots the CPU's part stays zero, so that kernels need not know. `offload/device` fills the memory and moves experts.
+staging slots the CPU's part stays zero, so that kernels need not know. Experts below host memory, in a file, are the CPU's alone: for all of them the
+device computes with one slot that is zero. `offload/device` fills the memory and moves experts.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from windlass.kernels.cuda.route import Routes
 
 FETCH_BLOCKS = 64
 """A few of its processors are enough to fill the link."""
-PATIENCE_NANOSECONDS = 20 * 10**9
-"""For an answer of the CPU."""
+PATIENCE_SECONDS = 20.0
+"""For an answer of the CPU, beside the time that reading from a disk takes."""
+DISK_PLACES = 2**20
+"""Places from here on are in a file (kernels/native/tiles/share.cpp, sources/offload.cu)."""
 ITEM_BYTES = 72
 ITEMS_AT, MAX_ITEMS = 4096, 640
 ROWS_AT = -(-(ITEMS_AT + MAX_ITEMS * ITEM_BYTES) // 4096) * 4096
@@ -75,13 +78,13 @@ class TieredTiles:
     """Among the layers with routed experts."""
     slots: ExpertSlots
     table: Tensor
-    """int32 [experts + 1] on the device: slot, or -1 - place in host memory; the last is the shared expert."""
+    """int32 [experts + 1] on the device: slot, or -1 - place in host memory or, from DISK_PLACES on, in a file; the last is the shared expert."""
     whole_table: Tensor
     """The same with staging slots for experts in host memory: for steps of many rows, for which they are copied whole."""
     uses: Tensor
     """int32 [experts + 1]: rows that chose each, in steps of few rows."""
     totals: Tensor
-    """int64 [2], of all layers: uses of experts that were found on the device, and of the others."""
+    """int64 [3], of all layers: uses of experts on the device, in host memory and in a file."""
     host_gate_up: Tensor
     """uint8 [experts in host memory, ...], pinned."""
     host_down: Tensor
@@ -95,6 +98,10 @@ class TieredTiles:
     copies: LayerCopies | None
     """None: only for steps of few rows."""
     shared_slot: int
+    nothing_slot: int = -1
+    """Stays zero, for experts in a file; negative: there are none."""
+    patience_seconds: float = PATIENCE_SECONDS
+    """For an answer of the CPU."""
 
     @property
     def num_experts(self) -> int:
@@ -114,8 +121,8 @@ class TieredTiles:
         return parts
 
     def place(self, x: Tensor, routes: Routes) -> None:
-        """Experts of the items become slots; the CPU is asked for its part of those in host memory. x bf16 [rows, hidden]."""
-        run = driver.kernel("offload.cu", "PPPPPPPPPPPPPIIIIIII", "place", packed=False)
+        """Experts of the items become slots; the CPU is asked for its part of those elsewhere. x bf16 [rows, hidden]."""
+        run = driver.kernel("offload.cu", "PPPPPPPPPPPPPIIIIIIII", "place", packed=False)
         rows, hidden = x.shape
         base = self.mailbox.data_ptr()
         assert routes.item_rows.shape[1] == 8 and routes.item_expert.shape[0] <= MAX_ITEMS
@@ -123,6 +130,7 @@ class TieredTiles:
             (1,), 1024, routes.num_items, routes.item_expert, routes.item_rows, routes.item_places, routes.weights, x, self.table,
             self.uses, self.totals, self.state, base, base + ITEMS_AT, base + ROWS_AT, rows, hidden, routes.num_active,
             routes.num_active + routes.num_shared, self.slots.staging, self.layer, int(self.share_blocks > 0),
+            max(self.nothing_slot, 0),
         )  # fmt: skip
 
     def fetch(self) -> None:
@@ -140,14 +148,14 @@ class TieredTiles:
 
     def collect(self, h: Tensor) -> None:
         """Adds the CPU's part to h, fp32 [rows, hidden]."""
-        if self.share_blocks:
-            add_answer(self.state, self.mailbox, h)
+        if self.share_blocks or self.nothing_slot >= 0:
+            add_answer(self.state, self.mailbox, h, self.patience_seconds)
 
     def abandon(self) -> None:
         """After a step that did not come to its end."""
         if self.copies is not None:
             self.copies.abandon()
-        await_answer(self.mailbox)
+        await_answer(self.mailbox, self.patience_seconds)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -164,15 +172,15 @@ class TieredTiles:
         return routes
 
 
-def add_answer(state: Tensor, mailbox: Tensor, h: Tensor) -> None:
+def add_answer(state: Tensor, mailbox: Tensor, h: Tensor, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """Waits for the CPU's answer to the last question, and adds it to h, fp32 [rows, hidden]."""
     run = driver.kernel("offload.cu", "PPPPIIQ", "collect", packed=False)
     rows, hidden = h.shape
     base = mailbox.data_ptr()
-    run((min(rows, 16),), 256, state, base, base + sums_at(hidden), h, rows, hidden, PATIENCE_NANOSECONDS)
+    run((min(rows, 16),), 256, state, base, base + sums_at(hidden), h, rows, hidden, int(patience_seconds * 1e9))
 
 
-def await_answer(mailbox: Tensor, seconds: float = PATIENCE_NANOSECONDS / 1e9) -> None:
+def await_answer(mailbox: Tensor, seconds: float = PATIENCE_SECONDS) -> None:
     """Until the CPU has answered what it was asked and nobody collects: the next question would change its rows while it reads them."""
     asked, answered = (mailbox[at : at + 4].view(torch.int32) for at in (0, ANSWERED_AT))
     if mailbox.is_meta or not int(asked):

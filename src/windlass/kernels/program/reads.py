@@ -71,6 +71,12 @@ class NativeReads:
         self._begun: dict[int, NativeRead] = {}
         """Kept until they are known to be over: threads write to their state and buffer."""
 
+    @property
+    def handle(self) -> int:
+        """For native code, which calls the same functions."""
+        assert self._handle is not None
+        return self._handle
+
     def begin(self, offset: int, buffer: memoryview, piece_bytes: int, priority: Priority) -> NativeRead:
         """Fills the buffer, in several pieces at a time."""
         read = NativeRead(self, buffer)

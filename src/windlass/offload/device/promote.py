@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from windlass.core.tiers.swaps import Swap, choose_swaps, decayed
-from windlass.kernels.cuda.tiered import ExpertSlots
+from windlass.kernels.cuda.tiered import DISK_PLACES, ExpertSlots
 from windlass.offload.device.copies import HostExperts
 
 EVERY_STEPS = 16
 """Between looks at the counts."""
+NEVER = -1.0
+"""The score of an expert that does not move: below that of any on the device."""
 
 
 @dataclass
@@ -34,10 +36,17 @@ class _Moving:
 
 class Promotions:
     def __init__(
-        self, slots: ExpertSlots, host: list[HostExperts], tables: tuple[Tensor, Tensor], uses: Tensor, spare: list[int]
+        self,
+        slots: ExpertSlots,
+        host: list[HostExperts],
+        tables: tuple[Tensor, Tensor],
+        uses: Tensor,
+        spare: list[int],
+        staged_half: int,
     ) -> None:
-        """`tables`: for steps of few and of many rows (TieredTiles), on the device. `spare`: unused slots."""
-        self._slots, self._host, self._spare = slots, host, spare
+        """`tables`: for steps of few and of many rows (TieredTiles), on the device. `spare`: unused slots. `staged_half`: staging slots of a layer.
+        Experts on disk stay there: the cache has those of them that are used."""
+        self._slots, self._host, self._spare, self._staged_half = slots, host, spare, staged_half
         self._tables, self._uses = tables, uses
         self._known = [table.cpu() for table in tables]
         self._counted, self._last = torch.empty_like(uses, device="cpu", pin_memory=True), uses.cpu().tolist()
@@ -68,8 +77,12 @@ class Promotions:
         counts = [[(new - old) % 2**32 for new, old in zip(*pair, strict=True)] for pair in zip(now, self._last, strict=True)]
         self._last, self._scores = now, decayed(self._scores, counts)
         busy = {one.swap.layer for one in self._moving}
-        on_device = [[at >= 0 for at in row] for row in self._known[0][:, :-1].tolist()]
-        scores = [row[:-1] for row in self._scores]
+        places = self._known[0][:, :-1].tolist()
+        on_device = [[at >= 0 for at in row] for row in places]
+        scores = [
+            [NEVER if at <= -1 - DISK_PLACES else score for at, score in zip(row, scored[:-1], strict=True)]
+            for row, scored in zip(places, self._scores, strict=True)
+        ]
         # The look comes every few steps, and one swap is begun after a step.
         self._wanted = [swap for swap in choose_swaps(scores, on_device, EVERY_STEPS) if swap.layer not in busy]
 
@@ -120,4 +133,4 @@ class Promotions:
 
     def _staged(self, layer: int, place: int) -> int:
         """Where a copied layer has the expert of that place."""
-        return self._slots.staging + layer % 2 * self._host[layer].gate_up.shape[0] + place
+        return self._slots.staging + layer % 2 * self._staged_half + place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class _Shape(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("items_at", "rows_at", "sums_at")),
         ("gate_up", ctypes.c_void_p),
         ("down", ctypes.c_void_p),
+        ("disk", ctypes.c_void_p),
+        ("disk_experts", ctypes.c_int64),
     ]
 
 
@@ -34,6 +36,20 @@ class ShareCounts(NamedTuple):
     busy_seconds: float
     num_bytes: int
     """Of weights."""
+
+
+class DiskForm(Protocol):
+    @property
+    def num_experts(self) -> int: ...
+
+
+class DiskPart(Protocol):
+    """A cache of experts in a file (cache.py); it outlives the share."""
+
+    handle: ctypes.c_void_p
+
+    @property
+    def form(self) -> DiskForm: ...
 
 
 def library() -> ctypes.CDLL | None:
@@ -57,14 +73,16 @@ class CpuShare:
         *,
         threads: int | None = None,
         plain: bool = False,
+        disk: DiskPart | None = None,
     ) -> None:
-        """`gate_up`, `down`: of each layer, the experts in host memory; `shape`: of gate and up; `blocks`: the CPU's part.
+        """`gate_up`, `down`: of each layer, the experts in host memory; `shape`: of gate and up; `blocks`: the CPU's part; `disk`: experts in a file,
+        of which it computes all.
 
         `plain`: rows of an expert are multiplied together as matrix instructions do it, without these; for tests.
         """
         self._lib = library()
         assert self._lib is not None
-        self._kept = (mailbox, gate_up, down)
+        self._kept = (mailbox, gate_up, down, disk)
         self._bases = [(ctypes.c_void_p * len(layers))(*(layer.data_ptr() for layer in layers)) for layers in (gate_up, down)]
         self.shape = _Shape(
             hidden=shape.inputs,
@@ -81,6 +99,8 @@ class CpuShare:
             sums_at=sums_at(shape.inputs),
             gate_up=ctypes.addressof(self._bases[0]),
             down=ctypes.addressof(self._bases[1]),
+            disk=None if disk is None else disk.handle,
+            disk_experts=0 if disk is None else disk.form.num_experts,
         )
         self._handle = ctypes.c_void_p(self._lib.share_start(ctypes.byref(self.shape)))
         if not self._handle:

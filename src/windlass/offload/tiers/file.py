@@ -167,15 +167,20 @@ def find_tier(folder: Path, key: str) -> OpenedTier | None:
 
 def written_entries(folder: Path, key: str) -> frozenset[str]:
     """Names in the file of an earlier run, which is checked only when it is used; empty: there is none."""
+    return frozenset(written_counts(folder, key))
+
+
+def written_counts(folder: Path, key: str) -> dict[str, int]:
+    """The same with the number of blocks of each."""
     try:
         descriptor = os.open(tier_path(folder, key), os.O_RDONLY)
     except OSError:
-        return frozenset()
+        return {}
     try:
         index = _read_index(descriptor)
     finally:
         os.close(descriptor)
-    return frozenset() if index is None or index.key != key else frozenset(index.entries)
+    return {} if index is None or index.key != key else {name: entry.count for name, entry in index.entries.items()}
 
 
 def tier_path(folder: Path, key: str) -> Path:

@@ -73,6 +73,11 @@ class DirectReader:
         return Read(self._reads.begin(offset, buffer, self._piece_bytes, priority), self._name)
 
     @property
+    def native(self) -> NativeReads | None:
+        """For native code that reads the same file; None: Python's threads read it."""
+        return self._reads if isinstance(self._reads, NativeReads) else None
+
+    @property
     def counts(self) -> ReadCounts:
         return ReadCounts(*self._reads.counts())
 

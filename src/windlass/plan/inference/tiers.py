@@ -14,6 +14,7 @@ from windlass.core.hardware.spec import Node
 from windlass.core.plan import DeviceMemoryPlan, Reason
 from windlass.core.rule import Rule
 from windlass.core.scheme import kv_token_bytes
+from windlass.core.tiers.below import RoomBelow, with_disk
 from windlass.core.tiers.budget import LOADING_BYTES, PROCESS_BYTES, activation_bytes
 from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.device import (
@@ -96,19 +97,21 @@ class _RankPlacer:
         speeds = _speeds(slot, node, self._ranks[slot.node])
         if not _is_gpu(slot):
             return place_tiers(demand, self._room(held, node, slot), speeds)
-        return self._beside_gpu(slot, held, demand, limits, speeds, int(node.ram_bytes * HOST_FRACTION / self._ranks[slot.node]))
+        return self._beside_gpu(slot, held, demand, limits, speeds, self._below(node, self._ranks[slot.node]))
+
+    def _below(self, node: Node, sharing: int) -> RoomBelow:
+        """Host memory and disk of a rank on a GPU. The disk is for experts alone."""
+        disk = node.disk_bytes // sharing if self._found.spec.experts is not None else 0
+        return RoomBelow(int(node.ram_bytes * HOST_FRACTION / sharing), disk)
 
     def _beside_gpu(
-        self, slot: DeviceSlot, held: DeviceMemoryPlan, demand: Demand, limits: DeviceLimits, speeds: Speeds, host_bytes: int
+        self, slot: DeviceSlot, held: DeviceMemoryPlan, demand: Demand, limits: DeviceLimits, speeds: Speeds, room: RoomBelow
     ) -> TierPlacement:
         stage, cap, kv = self._stage(slot), self._cap(held), self._found.scheme.kv
         if needed_bytes(stage, demand.total_bytes, limits, kv) <= cap:
             return TierPlacement(device_bytes=demand.total_bytes)
-        plan = self._plans[slot.pp] = plan_device(stage, demand, cap, limits, kv)
+        plan = self._plans[slot.pp] = with_disk(plan_device(stage, demand, cap, limits, kv), room)
         self.demands[slot.tp, slot.pp] = plan.demand
-        if plan.host_bytes > host_bytes:
-            short = plan.host_bytes - host_bytes
-            raise DoesNotFit(f"{format_bytes(short)} of host memory are missing", short)
         return plan.placed(speeds)
 
     def _demand(self, slot: DeviceSlot) -> Demand:
@@ -180,15 +183,25 @@ def tier_reasons(tiers: tuple[TierPlacement, ...], *, has_experts: bool) -> list
         if names:
             why = f"read from {place} every step, spread evenly over the layers, through buffers of {format_bytes(fullest.ring_bytes)}"
             made.append(Reason(choice="streamed", value=f"{len(names):,} matrices", why=why))
-    slots = [(fullest.device_slots, "on the device"), (fullest.host_slots, "in host memory")]
+    slots = [
+        (fullest.device_slots, "on the device"),
+        (fullest.host_slots - fullest.cache_slots, "in host memory"),
+        (fullest.cache_slots, "at a time in a cache there"),
+    ]
     shown = ", ".join(f"{count:,} {where}" for count, where in slots if count)
     if fullest.disk_experts or (fullest.device_bytes and fullest.num_experts):
-        when = (
-            "read from disk when a token needs them"
-            if fullest.disk_experts
-            else "computed by CPU and GPU together when a token needs them"
-        )
-        why = f"of {fullest.num_experts:,}; the others are {when if has_experts else 'computed by CPU and GPU together in every step'}"
+        why = f"of {fullest.num_experts:,}; the others are {_when_used(fullest, has_experts)}"
         why += f"; on the fullest of {len(tiers)} ranks" if len(tiers) > 1 else ""
         made.append(Reason(choice="experts" if has_experts else "slices of feed-forwards", value=shown, why=why))
     return made
+
+
+def _when_used(placed: TierPlacement, has_experts: bool) -> str:
+    """Of experts, or slices, that are not in the first tier."""
+    if not has_experts:
+        return "computed by CPU and GPU together in every step"
+    if not placed.disk_experts:
+        return "computed by CPU and GPU together when a token needs them"
+    if not placed.device_bytes:
+        return "read from disk when a token needs them"
+    return f"computed by CPU and GPU together when a token needs them, {placed.disk_experts:,} on disk by the CPU alone, which reads them"

@@ -216,7 +216,8 @@ class SpeedModel:
         exchange = 0.0 if rates is IDEAL else layers * EXCHANGE_SECONDS
         if self.spec.experts is None:
             return replace(time, host_link=0.0, expert_fetch=moved.host / both + exchange)
-        fetch = share * (moved.host_experts / both + moved.disk_experts / disk) + exchange
+        # What is on disk is read while the rest is computed.
+        fetch = share * max(moved.host_experts / both, moved.disk_experts / disk) + exchange
         return replace(time, expert_fetch=min(fetch, time.expert_fetch))
 
     def _streamed(self, slot: DeviceSlot, moved: Offloaded, share: float, passes: int, time: StepTime, rates: Rates) -> StepTime:

@@ -142,6 +142,12 @@ class CheckpointWeights:
                 shards = [self._shard(name)]
             self._report(shards, torch.empty(0))
 
+    def skip_experts(self, layer: int, count: int) -> None:
+        """The same for the first experts of a layer."""
+        if self._progress is not None:
+            shards = self._expert_shards(layer, ("gate", "up", "down"), "weight", (0, count))
+            self._report([shard for one in shards for shard in one], torch.empty(0))
+
     def held_tensors(self) -> Iterator[HeldTensor]:
         """What this rank holds, with the bytes in memory."""
         for alike in self._held:

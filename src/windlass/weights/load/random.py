@@ -118,6 +118,9 @@ class RandomWeights:
     def skip(self, *names: str) -> None:
         """Nothing to count: drawing reports no progress."""
 
+    def skip_experts(self, layer: int, count: int) -> None:
+        """Nothing to count."""
+
     def _some_experts(self, rules: list[Rule], name: str, num_experts: int, only: Interval) -> Matrix:
         if name not in self._drawn:
             self._drawn = {key: made for key, made in self._drawn.items() if key.split()[0] == name.split()[0]}

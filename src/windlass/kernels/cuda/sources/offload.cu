@@ -1,9 +1,11 @@
 // Routed layers some of whose experts lie in host memory: which of a step's experts those are, fetching the device's part of them, asking the CPU
 // for its part, and adding its answer. All of it runs inside of a CUDA graph: addresses do not change, only what tables say.
 //
-// A table has a number per expert: its slot in device memory, or -1 - its place in host memory. totals: uses of experts found on the device, and of others.
+// A table has a number per expert: its slot in device memory, or -1 - its place in host memory. Places from DISK_PLACES on are in a file: the CPU computes
+// all of such an expert, and the device fetches nothing for it: its slot is one that stays zero. totals: uses of experts on the device, in host memory, in the file.
 
 constexpr u32 ITEM_ROWS = 8;
+constexpr int DISK_PLACES = 1 << 20;
 struct Item {
     int expert, count, rows[ITEM_ROWS];
     float weights[ITEM_ROWS];
@@ -44,18 +46,20 @@ DEVICE u32 before_me(bool value, u32* sums, u32& total) {
 }
 
 // ---- of up to 1,024 items: experts become slots. Those in host memory get the slots from `staging` on, in their order; `ask`: the CPU gets its part.
+// `nothing`: the slot of experts in a file.
 extern "C" __global__ void __launch_bounds__(1024)
     place(const int* num_items, int* item_expert, const int* item_rows, const int* item_places, const float* weights, const u16* x, const int* table, u32* uses, u64* totals,
-          u32* state, Mailbox* box, Item* to_items, uint4* to_rows, u32 rows, u32 hidden, u32 active, u32 slots, u32 staging, u32 layer, u32 ask) {
+          u32* state, Mailbox* box, Item* to_items, uint4* to_rows, u32 rows, u32 hidden, u32 active, u32 slots, u32 staging, u32 layer, u32 ask, u32 nothing) {
     __shared__ u32 sums[32];
     launch_next();
     wait_previous();
     const u32 i = threadIdx.x, items = (u32)__ldcg(num_items);
     const int expert = i < items ? __ldcg(item_expert + i) : -1, previous = i && i < items ? __ldcg(item_expert + i - 1) : -1;
     const int at = i < items ? __ldg(table + expert) : 0;
-    const bool missing = at < 0, is_first = missing && expert != previous;
-    u32 num_missing, num_experts;
-    const u32 number = before_me(missing, sums, num_missing), experts_before = before_me(is_first, sums, num_experts);
+    const bool on_disk = at <= -1 - DISK_PLACES, missing = at < 0 && !on_disk, is_first = missing && expert != previous;
+    const bool is_asked = on_disk || (missing && ask);
+    u32 num_asked, num_experts;
+    const u32 number = before_me(is_asked, sums, num_asked), experts_before = before_me(is_first, sums, num_experts);
     const u32 mine = experts_before - (is_first ? 0 : 1);  // of the experts that are missing, where this one is among them
     if (i < items) {
         u32 count = 0;
@@ -74,12 +78,12 @@ extern "C" __global__ void __launch_bounds__(1024)
         }
         item.count = (int)count;
         atomicAdd(uses + expert, count);
-        if (!item_is_shared) atomicAdd(totals + missing, (u64)count);
-        item_expert[i] = missing ? (int)(staging + mine) : at;
+        if (!item_is_shared) atomicAdd(totals + (on_disk ? 2 : missing), (u64)count);
+        item_expert[i] = on_disk ? (int)nothing : missing ? (int)(staging + mine) : at;
         if (is_first) state[PLACES + mine] = (u32)(-1 - at);
-        if (missing && ask) to_items[number] = item;
+        if (is_asked) to_items[number] = item;
     }
-    const bool asks = ask && num_missing && !__ldcg(state + FAILED);
+    const bool asks = num_asked && !__ldcg(state + FAILED);
     if (asks)
         for (u32 k = i; k < rows * hidden / 8; k += 1024) to_rows[k] = __ldcg((const uint4*)x + k);
     __threadfence_system();
@@ -88,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         state[FETCHED] = num_experts;
         state[IS_ASKED] = asks;
         if (asks) {
-            box->rows = rows, box->items = num_missing, box->layer = layer;
+            box->rows = rows, box->items = num_asked, box->layer = layer;
             const u32 asked = state[ASKED] + 1;
             state[ASKED] = asked;
             __threadfence_system();

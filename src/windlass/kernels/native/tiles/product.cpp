@@ -1,4 +1,4 @@
-#include "tiles.h"
+#include "tiles/tiles.h"
 
 #include <cmath>
 #include <cstring>

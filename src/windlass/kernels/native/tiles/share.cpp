@@ -1,7 +1,8 @@
 // The CPU's share of a routed layer whose experts lie in host memory: a thread waits for the device to ask, all threads compute, the thread answers.
 //
 // The device asks through a mailbox in pinned memory: items (expert, rows, weights), the rows, then a number that is one higher than the last. The
-// answer is the weighted sum of the experts' first `blocks` * 128 intermediate outputs; the device computes the others itself.
+// answer is the weighted sum of the experts' first `blocks` * 128 intermediate outputs; the device computes the others itself. Of experts whose home is
+// a file (places from DISK_PLACES on) all outputs are computed here, from slots that they are read into (disk.h).
 #include <algorithm>
 #include <atomic>
 #include <climits>
@@ -17,11 +18,13 @@
 #include <unistd.h>
 #endif
 
-#include "tiles.h"
+#include "tiles/disk.h"
+#include "tiles/tiles.h"
 
 namespace tiles {
 
 constexpr int ITEM_ROWS = 8, RUN = 2, MAX_GROUPS = 8;  // of an expert: 64 rows
+constexpr int DISK_PLACES = 1 << 20;                   // kernels/cuda/sources/offload.cu and kernels/cuda/tiered.py have the same
 
 struct Item {
     int32_t expert, count, rows[ITEM_ROWS];
@@ -41,6 +44,8 @@ struct Shape {  // offload/device/share.py has the same
     int64_t items_at, rows_at, sums_at;
     const uint8_t* const* gate_up;  // of each layer: its experts in host memory, one after another
     const uint8_t* const* down;     // the first `blocks` blocks of their tiles
+    DiskCache* disk;                // null: no expert's home is a file
+    int64_t disk_experts;           // of each layer
 };
 
 static inline void relax() {
@@ -76,8 +81,6 @@ public:
         tile_blocks = s.hidden / BLOCK;
         gate_up_tile = tile_blocks * block_bytes((int)s.group);
         gate_up_bytes = s.width / 8 * gate_up_tile;
-        down_tile = s.blocks * block_bytes((int)s.group);
-        down_bytes = s.hidden / ROWS * down_tile;
         x.resize(s.max_rows * tile_blocks);
         try {
             for (int i = 1; i < s.threads; i++) helpers.emplace_back([this] { help(); });
@@ -97,7 +100,7 @@ public:
 
 private:
     struct Use {  // of an expert by a row
-        int expert, row;
+        int number, row;  // of the expert, among those of the pass
         float weight;
     };
     struct Group {  // uses of an expert that are computed together
@@ -126,32 +129,72 @@ private:
                 continue;
             }
             idle = 0, last = asked;
-            const double began = seconds();
-            gather();
-            run();
-            // Counted before the answer: whoever asked may look at once.
-            busy.store(busy.load() + seconds() - began);
-            bytes.fetch_add(experts.size() * s.blocks * (BLOCK / 8 * gate_up_tile + s.hidden / ROWS * block_bytes((int)s.group)));
+            // Copied: a device that has given up on an answer may ask the next question meanwhile.
+            num_rows = std::min<uint32_t>(box().rows, (uint32_t)s.max_rows), layer = std::min<uint32_t>(box().layer, (uint32_t)s.num_layers - 1);
+            const Item* items = (const Item*)(s.mailbox + s.items_at);
+            asked_items.assign(items, items + box().items);
+            answer();
             box().answered.store(asked, std::memory_order_release);
         }
     }
-    void gather() {
-        // Copied: a device that has given up on an answer may ask the next question meanwhile.
-        num_rows = std::min<uint32_t>(box().rows, (uint32_t)s.max_rows), layer = std::min<uint32_t>(box().layer, (uint32_t)s.num_layers - 1);
-        uses.clear(), experts.clear(), first_use.clear();
-        const Item* items = (const Item*)(s.mailbox + s.items_at);
-        for (uint32_t i = 0; i < box().items; i++) {
-            if (experts.empty() || experts.back() != items[i].expert) experts.push_back(items[i].expert), first_use.push_back((int)uses.size());
-            for (int j = 0; j < items[i].count; j++) uses.push_back({items[i].expert, items[i].rows[j], items[i].weights[j]});
+    // What is on disk is asked of it before anything is computed, and is computed as it comes.
+    void answer() {
+        begin_disk();
+        blocks = s.blocks, adds = false;
+        gather([&](const Item& item) { return item.expert < DISK_PLACES; }, [&](int expert) {
+            gate_up_of.push_back(s.gate_up[layer] + expert * gate_up_bytes);
+            down_of.push_back(s.down[layer] + expert * (s.hidden / ROWS * down_tile()));
+        });
+        run();
+        if (wanted.empty()) return;
+        blocks = s.width / BLOCK, adds = true;
+        for (std::vector<DiskCache::Ready> ready; next_from_disk(ready);) {
+            auto find = [&](int expert) {
+                return std::find_if(ready.begin(), ready.end(), [&](const auto& one) { return one.expert == expert - DISK_PLACES; });
+            };
+            gather([&](const Item& item) { return find(item.expert) != ready.end(); },
+                   [&](int expert) { gate_up_of.push_back(find(expert)->gate_up), down_of.push_back(find(expert)->down); });
+            run();
         }
+    }
+    void begin_disk() {
+        wanted.clear();
+        for (const Item& item : asked_items) {
+            const int expert = item.expert - DISK_PLACES;
+            if (expert < 0 || expert >= s.disk_experts || !s.disk) continue;
+            if (wanted.empty() || wanted.back().first != expert) wanted.push_back({expert, 0});
+            wanted.back().second += item.count;
+        }
+        if (!wanted.empty()) s.disk->begin((int)layer, wanted);
+    }
+    // Threads that spin meanwhile would keep reads from being completed.
+    bool next_from_disk(std::vector<DiskCache::Ready>& ready) {
+        const bool waits = s.disk->would_wait();
+        if (waits) resting.store(true, std::memory_order_relaxed);
+        const bool found = s.disk->next(ready);
+        if (waits) resting.store(false, std::memory_order_relaxed);
+        return found;
+    }
+    size_t down_tile() const { return blocks * block_bytes((int)s.group); }
+    // Some of the question's experts, for one pass of all threads. `place`: where the weights of the next of them are.
+    template <class Takes, class Place>
+    void gather(Takes&& takes, Place&& place) {
+        uses.clear(), first_use.clear(), gate_up_of.clear(), down_of.clear();
+        int last_expert = -1;
+        for (const Item& item : asked_items) {
+            if (!takes(item)) continue;
+            if (item.expert != last_expert) place(last_expert = item.expert), first_use.push_back((int)uses.size());
+            for (int j = 0; j < item.count; j++) uses.push_back({(int)first_use.size() - 1, item.rows[j], item.weights[j]});
+        }
+        num_experts = first_use.size();
         first_use.push_back((int)uses.size());
-        const size_t width = s.blocks * BLOCK;
+        const size_t width = blocks * BLOCK;
         if (act.size() < uses.size() * width) act.resize(uses.size() * width);
-        if (inner.size() < uses.size() * s.blocks) inner.resize(uses.size() * s.blocks);
+        if (inner.size() < uses.size() * blocks) inner.resize(uses.size() * blocks);
         by_row.assign(num_rows, {});
         groups.clear(), first_group.clear();
-        if (packed_kernels.product && uses.size() >= packed_kernels.least * experts.size())
-            for (size_t i = 0; i < experts.size(); i++) {
+        if (packed_kernels.product && uses.size() >= packed_kernels.least * num_experts)
+            for (size_t i = 0; i < num_experts; i++) {
                 first_group.push_back((int)groups.size());
                 for (int use = first_use[i]; use < first_use[i + 1]; use += PACKED_ROWS)
                     groups.push_back({use, std::min(PACKED_ROWS, first_use[i + 1] - use)});
@@ -159,7 +202,7 @@ private:
         first_group.push_back((int)groups.size());
         find_distinct();
         if (packed.size() < distinct.size() * tile_blocks) packed.resize(distinct.size() * tile_blocks);
-        if (packed_inner.size() < groups.size() * s.blocks) packed_inner.resize(groups.size() * s.blocks);
+        if (packed_inner.size() < groups.size() * blocks) packed_inner.resize(groups.size() * blocks);
         for (size_t i = 0; i < uses.size(); i++) by_row[uses[i].row].push_back((int)i);
         in_order.clear();
         for (const auto& row : by_row) in_order.insert(in_order.end(), row.begin(), row.end());
@@ -181,9 +224,13 @@ private:
         }
     }
     void run() {
+        const double began = seconds();
         epoch.fetch_add(1, std::memory_order_seq_cst);
         if (sleepers.load(std::memory_order_seq_cst)) wake_all(epoch);
         work(leader_met);
+        // Counted before the answer: whoever asked may look at once.
+        busy.store(busy.load() + seconds() - began);
+        bytes.fetch_add(num_experts * blocks * (BLOCK / 8 * gate_up_tile + s.hidden / ROWS * block_bytes((int)s.group)));
     }
     void help() {
         uint32_t seen = 0;
@@ -191,7 +238,7 @@ private:
         for (;;) {
             uint32_t now;
             for (int spins = 0; (now = epoch.load(std::memory_order_acquire)) == seen; spins++) {
-                if (spins < 100000) {
+                if (spins < 100000 && !resting.load(std::memory_order_relaxed)) {
                     relax();
                     continue;
                 }
@@ -250,17 +297,15 @@ private:
         round_block(wide, 1.f, x[i]);
     }
     void activate(int use, size_t tile, const float* gates, const float* ups, int stride) {
-        float* to = &act[use * s.blocks * BLOCK + tile * 8];
+        float* to = &act[use * blocks * BLOCK + tile * 8];
         for (int k = 0; k < 8; k++) to[k] = gates[k * stride] / (1.f + std::exp(-gates[k * stride])) * ups[k * stride];
     }
     float* sums_of(size_t row) const { return (float*)(s.mailbox + s.sums_at) + row * s.hidden; }
 
     // Every use of an expert by itself.
     void each_alone(uint64_t& met) {
-        const size_t tiles = s.blocks * BLOCK / 8;
-        const uint8_t *gate_up = s.gate_up[layer], *down = s.down[layer];
-        const size_t count = experts.size() * tiles;
-        auto weights = [&](size_t i) { return gate_up + experts[i / tiles] * gate_up_bytes + i % tiles * gate_up_tile; };
+        const size_t tiles = blocks * BLOCK / 8, count = num_experts * tiles;
+        auto weights = [&](size_t i) { return gate_up_of[i / tiles] + i % tiles * gate_up_tile; };
         each_ahead(1, count, [&](size_t i, size_t next) {
             const size_t number = i / tiles, tile = i % tiles;
             for (int use = first_use[number]; use < first_use[number + 1]; use++) {
@@ -272,10 +317,10 @@ private:
             }
         });
         meet(met);
-        each(2, uses.size() * s.blocks, [&](size_t i) { round_block(&act[i * BLOCK], uses[i / s.blocks].weight, inner[i]); });
+        each(2, uses.size() * blocks, [&](size_t i) { round_block(&act[i * BLOCK], uses[i / blocks].weight, inner[i]); });
         meet(met);
         // Tiles of down, several at a time: they are one run in memory, which is read quicker than its pieces.
-        auto place = [&](size_t at, size_t run) { return down + uses[in_order[at]].expert * down_bytes + run * RUN * down_tile; };
+        auto place = [&](size_t at, size_t run) { return down_of[uses[in_order[at]].number] + run * RUN * down_tile(); };
         each_ahead(3, runs(), [&](size_t run, size_t next) {
             size_t at = 0;
             for (uint32_t row = 0; row < num_rows; row++) {
@@ -284,19 +329,25 @@ private:
                     at++;
                     const uint8_t* then = at < in_order.size() ? place(at, run) : next < runs() ? place(0, next) : nullptr;
                     for (size_t i = 0; i < run_tiles(run); i++) {
-                        const uint8_t* tile = place(at - 1, run) + i * down_tile;
-                        product(tile, (int)s.blocks, &inner[use * s.blocks], sums[i], i + 1 < run_tiles(run) ? tile + down_tile : then);
+                        const uint8_t* tile = place(at - 1, run) + i * down_tile();
+                        product(tile, (int)blocks, &inner[use * blocks], sums[i], i + 1 < run_tiles(run) ? tile + down_tile() : then);
                     }
                 }
-                for (size_t i = 0; i < run_tiles(run); i++) add_lanes(sums[i], sums_of(row) + (run * RUN + i) * ROWS);
+                if (adds && by_row[row].empty()) continue;
+                for (size_t i = 0; i < run_tiles(run); i++) set_sums(sums[i], sums_of(row) + (run * RUN + i) * ROWS);
             }
         });
     }
 
+    void set_sums(const float* lanes, float* to) const {
+        float out[ROWS];
+        add_lanes(lanes, out);
+        for (int k = 0; k < ROWS; k++) to[k] = adds ? to[k] + out[k] : out[k];
+    }
+
     // Uses of the same expert together.
     void each_packed(uint64_t& met) {
-        const size_t tiles = s.blocks * BLOCK / 8;
-        const uint8_t *gate_up = s.gate_up[layer], *down = s.down[layer];
+        const size_t tiles = blocks * BLOCK / 8;
         each(4, distinct.size() * tile_blocks, [&](size_t i) {
             const Group& group = groups[distinct[i / tile_blocks]];
             const Activations* rows[PACKED_ROWS];
@@ -304,8 +355,8 @@ private:
             packed_kernels.pack(rows, group.count, packed[i]);
         });
         meet(met);
-        const size_t each_expert = tiles / MOST_TILES, count = experts.size() * each_expert;
-        auto weights = [&](size_t i) { return gate_up + experts[i / each_expert] * gate_up_bytes + i % each_expert * MOST_TILES * gate_up_tile; };
+        const size_t each_expert = tiles / MOST_TILES, count = num_experts * each_expert;
+        auto weights = [&](size_t i) { return gate_up_of[i / each_expert] + i % each_expert * MOST_TILES * gate_up_tile; };
         each_ahead(1, count, [&](size_t i, size_t next) {
             const int first = first_group[i / each_expert], groups_here = first_group[i / each_expert + 1] - first;
             const Packed* of_groups[MAX_GROUPS];
@@ -322,28 +373,28 @@ private:
             }
         });
         meet(met);
-        each(2, groups.size() * s.blocks, [&](size_t i) {
-            const Group& group = groups[i / s.blocks];
+        each(2, groups.size() * blocks, [&](size_t i) {
+            const Group& group = groups[i / blocks];
             Activations rounded[PACKED_ROWS];
             const Activations* rows[PACKED_ROWS];
             for (int k = 0; k < group.count; k++) {
                 const int use = group.first + k;
-                round_block(&act[(use * s.blocks + i % s.blocks) * BLOCK], uses[use].weight, rounded[k]);
+                round_block(&act[(use * blocks + i % blocks) * BLOCK], uses[use].weight, rounded[k]);
                 rows[k] = &rounded[k];
             }
             packed_kernels.pack(rows, group.count, packed_inner[i]);
         });
         meet(met);
-        auto place = [&](size_t expert, size_t run) { return down + experts[expert] * down_bytes + run * RUN * down_tile; };
+        auto place = [&](size_t expert, size_t run) { return down_of[expert] + run * RUN * down_tile(); };
         each_ahead(3, runs(), [&](size_t run, size_t next) {
-            for (uint32_t row = 0; row < num_rows; row++) std::memset(sums_of(row) + run * RUN * ROWS, 0, run_tiles(run) * ROWS * sizeof(float));
-            for (size_t i = 0; i < experts.size(); i++) {
+            for (uint32_t row = 0; row < num_rows && !adds; row++) std::memset(sums_of(row) + run * RUN * ROWS, 0, run_tiles(run) * ROWS * sizeof(float));
+            for (size_t i = 0; i < num_experts; i++) {
                 const int first = first_group[i], groups_here = first_group[i + 1] - first, tiles_here = (int)run_tiles(run);
                 const Packed* of_groups[MAX_GROUPS];
-                for (int g = 0; g < groups_here; g++) of_groups[g] = &packed_inner[(first + g) * s.blocks];
-                const uint8_t* then = i + 1 < experts.size() ? place(i + 1, run) : next < runs() ? place(0, next) : nullptr;
+                for (int g = 0; g < groups_here; g++) of_groups[g] = &packed_inner[(first + g) * blocks];
+                const uint8_t* then = i + 1 < num_experts ? place(i + 1, run) : next < runs() ? place(0, next) : nullptr;
                 alignas(64) float out[RUN * MAX_GROUPS * ROWS * COLUMNS];
-                packed_kernels.product({place(i, run), down_tile, tiles_here, (int)s.blocks, of_groups, groups_here, then}, out);
+                packed_kernels.product({place(i, run), down_tile(), tiles_here, (int)blocks, of_groups, groups_here, then}, out);
                 for (int t = 0; t < tiles_here; t++)
                     for (int g = 0; g < groups_here; g++) add_down(groups[first + g], run * RUN + t, out + (t * groups_here + g) * ROWS * COLUMNS);
             }
@@ -367,18 +418,25 @@ private:
     const PackedKernels packed_kernels;
     uint32_t last;  // question
     uint32_t num_rows = 0, layer = 0;  // of the question under way
-    size_t tile_blocks, gate_up_tile, gate_up_bytes, down_tile, down_bytes;
+    size_t tile_blocks, gate_up_tile, gate_up_bytes;
+    std::vector<Item> asked_items;
+    std::vector<std::pair<int, int>> wanted;  // of the disk: experts and their uses
+    // Of the pass under way: a part of the question's experts, whose results replace the sums or are added to them.
+    size_t blocks = 0, num_experts = 0;
+    bool adds = false;
+    std::vector<const uint8_t*> gate_up_of, down_of;
     std::vector<Activations> x, inner;
     std::vector<Packed> packed, packed_inner;
     std::vector<Group> groups;
     uint64_t leader_met = 0;
     std::vector<float> act;
     std::vector<Use> uses;
-    std::vector<int> experts, first_use, first_group, in_order, distinct, packed_of;  // in_order: uses by row
+    std::vector<int> first_use, first_group, in_order, distinct, packed_of;  // in_order: uses by row
     std::vector<std::vector<int>> by_row;
     std::atomic<bool> stop{false}, over{false};  // for the leader, and for the others
     alignas(64) std::atomic<uint32_t> epoch{0};
     alignas(64) std::atomic<uint32_t> sleepers{0};
+    std::atomic<bool> resting{false};  // the disk is waited for
     alignas(64) std::atomic<uint64_t> arrived{0};
     alignas(64) std::atomic<size_t> counters[5];
     std::atomic<double> busy{0.0};
