@@ -64,7 +64,13 @@ class OffloadKernels:
             self._publish(box, to_items, to_rows, x, found, (rows, len(found), layer, int(state[ASKED])))
 
     def _publish(
-        self, box: int, to_items: int, to_rows: int, x: Tensor, items: list[tuple[int, list[int], list[float]]], head: tuple[int, ...]
+        self,
+        box: int,
+        to_items: int,
+        to_rows: int,
+        x: Tensor,
+        items: list[tuple[int, list[int], list[float]]],
+        head: tuple[int, ...],
     ) -> None:
         for number, (place, users, factors) in enumerate(items):
             padding = ITEM_ROWS - len(users)

@@ -1,5 +1,5 @@
-"""A model whose experts lie on the device, in host memory and on disk gives the logits of one that is all on the device: stand-ins for the kernels, the
-CPU's own part and its reads as they are."""
+"""A model whose experts lie on the device, in host memory and on disk gives the logits of one that is all on the device: stand-ins for the
+kernels, the CPU's own part and its reads as they are."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from windlass.core.model import kv_bytes_per_token
 from windlass.core.place import place
 from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.core.scheme import scheme
+from windlass.core.tiers.below import RoomBelow, planned_with_disk
 from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.device import DeviceLimits, DeviceNeeds, ModelStage, device_limits, plan_device
 from windlass.core.tiers.values import Demand
@@ -112,9 +113,30 @@ def test_what_cannot_run_is_not_planned(hardware: str, pins: dict[str, int]) -> 
     assert not plan.fits and plan.short_bytes > 0 and not plan.tiers
 
 
-def test_no_disk_below_a_gpu() -> None:
+def test_no_disk_below_a_gpu_for_dense_models() -> None:
     plan = planned("Llama-3.1-405B", "H200,ram=256GB,disk=900GB", host=20 * GB)
     assert not plan.fits and plan.short_bytes > 0 and not plan.tiers
+    assert any(reason.choice == "disk" and "only routed experts" in reason.why for reason in plan.reasons)
+
+
+def test_experts_on_disk_below_a_gpu() -> None:
+    """As the engine places it, with the time that reading takes; refused, with the number, where the disk is too small."""
+    plan = planned("GLM-4.5-Air", "H200,ram=256GB,disk=100GB", host=30 * GB, gpus=(24 * GB,))
+    (tiers,) = plan.tiers
+    assert plan.fits and tiers.device_slots and tiers.disk_experts and tiers.cache_slots and not tiers.disk_units
+    assert plan.memory.disk_bytes == tiers.disk_bytes <= 100 * GB and tiers.host_bytes <= 27 * GB
+    assert plan.speed is not None and plan.speed.bound_by == "expert fetch"
+    stage = ModelStage(spec_of(_known("GLM-4.5-Air")), (0, 46))
+    cap = int(plan.memory.per_device[0].capacity_bytes * 0.97)
+    whole = plan_device(stage, _demand(stage), cap, _limits(plan, stage.layers), most=tiers.device_slots)
+    made = planned_with_disk(whole, tiers, RoomBelow(27 * GB, 100 * GB))
+    assert (made.host_bytes, made.disk_bytes) == (tiers.host_bytes, tiers.disk_bytes), "the engine would place otherwise"
+    (reason,) = [one for one in plan.reasons if one.choice == "experts"]
+    assert "at a time in a cache" in reason.value and f"{tiers.disk_experts:,} on disk" in reason.why
+    faster = planned("GLM-4.5-Air", "H200,ram=256GB,disk=100GB,disk_bw=10GB", host=30 * GB, gpus=(24 * GB,))
+    assert faster.speed is not None and faster.speed.decode_tokens_per_second > 2 * plan.speed.decode_tokens_per_second
+    small = planned("GLM-4.5-Air", "H200,ram=256GB,disk=10GB", host=30 * GB, gpus=(24 * GB,))
+    assert not small.fits and small.short_bytes > 0 and not small.tiers
 
 
 def test_a_plan_survives_its_file() -> None:

@@ -11,6 +11,7 @@ from windlass.cli.console import console
 from windlass.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from windlass.core.tiers.stats import TierStats
     from windlass.measure.report import BatchResult, BenchReport, ReportChange, SplitResult, TierResult
 
 
@@ -138,16 +139,21 @@ def _memory(report: BenchReport) -> str:
     return f"{text}, peak while loading {format_bytes(held.loading_peak_bytes)}"
 
 
+def _hits(stats: TierStats, *, beside_device: bool) -> str:
+    """Uses of experts by where they were found."""
+    if not beside_device:
+        return f"{stats.expert_hits:,} found in memory, {stats.expert_misses:,} read from disk"
+    read = f", {stats.expert_reads:,} read from disk" if stats.disk_bytes else ""
+    return f"{stats.expert_hits:,} found on the device, {stats.expert_misses - stats.expert_reads:,} in host memory{read}"
+
+
 def _tier_lines(tiers: TierResult) -> list[str]:
     stats = tiers.stats
     rate = stats.read_bytes_per_second or 0.0
     busy = stats.read_seconds / tiers.seconds if tiers.seconds else 0.0
     lines = [f"offload: {tiers.placement}"]
     if stats.hit_rate is not None:
-        here, elsewhere = ("on the device", "in host memory") if tiers.link_bytes_per_second else ("in memory", "read from disk")
-        lines.append(
-            f"experts: {stats.expert_hits:,} found {here}, {stats.expert_misses:,} {elsewhere} ({stats.hit_rate:.1%} found)"
-        )
+        lines.append(f"experts: {_hits(stats, beside_device=bool(tiers.link_bytes_per_second))} ({stats.hit_rate:.1%} found)")
     if tiers.disk_bytes_per_second:
         lines.append(
             f"disk: {format_bytes(stats.read_bytes)} read at {rate / 1e9:.2f} GB/s, {tiers.read_share:.0%} of the "

@@ -102,6 +102,10 @@ OFFLOAD_READ_BYTES = counter("windlass_offload_read_bytes_total", "Bytes of weig
 OFFLOAD_READ_SECONDS = counter("windlass_offload_read_seconds_total", "Time with at least one such read in flight.")
 OFFLOAD_EXPERT_HITS = counter("windlass_offload_expert_hits_total", "Experts that a step needed and found in memory.")
 OFFLOAD_EXPERT_MISSES = counter("windlass_offload_expert_misses_total", "Experts that had to be read.")
+OFFLOAD_EXPERT_READS = counter(
+    "windlass_offload_expert_disk_reads_total",
+    "Beside a GPU: of these, experts that were read from disk; the others were in host memory.",
+)
 OFFLOAD_EXPERT_FORESEEN = counter(
     "windlass_offload_expert_foreseen_total", "Of these, experts whose read began before a layer had chosen them."
 )
@@ -163,6 +167,7 @@ OFFLOAD = (
     OFFLOAD_READ_SECONDS,
     OFFLOAD_EXPERT_HITS,
     OFFLOAD_EXPERT_MISSES,
+    OFFLOAD_EXPERT_READS,
     OFFLOAD_EXPERT_FORESEEN,
 )
 FLEET = (

@@ -32,7 +32,7 @@ def not_run_yet(devices: Collection[Device], num_devices: int, *, offloads: bool
     if num_devices > 1:
         return "Windlass runs on one GPU so far: splitting over several was never run"
     if to_disk:
-        return "Windlass does not keep weights on disk beside a GPU yet"
+        return "Windlass keeps experts on disk beside a GPU, and that was run without a GPU only"
     if offloads and not has_kernels:
         return "beside a GPU, Windlass offloads only 4-bit weights of models that its Hopper kernels support"
     return ""

@@ -125,7 +125,7 @@ def _engine_reason(request: PlanRequest, best: Candidate) -> Reason:
         why = "the embedded engine runs packed weights on a CPU; vLLM is planned on CUDA and ROCm, or on a CPU with --engine vllm"
     elif best.fit.host_bytes or best.fit.disk_bytes:
         why = "weights must be offloaded, and vLLM does not do that"
-        if not best.times.offloads or best.layout.world > 1 or best.fit.disk_bytes:
+        if not best.times.offloads or best.layout.world > 1:
             why += "; it is planned for but does not run yet: int4 beside one Hopper GPU does"
     elif not _divides(best):
         why = f"heads are not divisible by tp {best.layout.tp}; the embedded engine can split them unevenly"
@@ -294,8 +294,12 @@ def _refused_tiers(best: Candidate) -> list[Reason]:
     why = why_not_offloaded(best.times.model, best.fit, best.layout)
     if why:
         return [Reason(choice="host memory", value="not used", why=why)]
+    if best.spec.experts is not None:
+        return []  # it is used, and too small
     return [
-        Reason(choice="disk", value="not used", why="beside a GPU, weights lie on it and in host memory; on disk only with CPUs")
+        Reason(
+            choice="disk", value="not used", why="beside a GPU only routed experts are kept on disk, and all weights with CPUs"
+        )
     ]
 
 

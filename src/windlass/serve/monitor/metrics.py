@@ -170,6 +170,7 @@ def add_engine_metrics(metrics: Metrics, stats: Callable[[], Stats], restarts: C
     metrics.read(serving.OFFLOAD_READ_SECONDS, lambda: (stats().tiers or NO_TIERS).read_seconds)
     metrics.read(serving.OFFLOAD_EXPERT_HITS, lambda: (stats().tiers or NO_TIERS).expert_hits)
     metrics.read(serving.OFFLOAD_EXPERT_MISSES, lambda: (stats().tiers or NO_TIERS).expert_misses)
+    metrics.read(serving.OFFLOAD_EXPERT_READS, lambda: (stats().tiers or NO_TIERS).expert_reads)
     metrics.read(serving.OFFLOAD_EXPERT_FORESEEN, lambda: (stats().tiers or NO_TIERS).expert_foreseen)
 
 
