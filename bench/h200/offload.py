@@ -1,15 +1,19 @@
-"""Models larger than the GPU: experts in host memory beside it. Random weights with even routing, through the Engine.
+"""Models larger than the GPU: experts in host memory beside it, and on disk below. Random weights with even routing, through the Engine.
 
-check  the same logits as with all experts on the device, for several splits
-table  tokens/s of decode and prefill, bytes by tier, and what the link and the CPU gave
+check  the same logits as with all experts on the device, for several splits; with --disk-folder some experts are on disk
+table  tokens/s of decode and prefill, bytes by tier, and what the link, the CPU and the disk gave
 Run: PYTHONPATH=src:bench/h200 python bench/h200/offload.py check table --model GLM-4.6 --batch 1,8,64
+     PYTHONPATH=src:bench/h200 python bench/h200/offload.py check table --layers 20 --gpu-memory 14GB --host-memory 12GB --disk-folder DIR \
+         --batch 1,8 --new 16 --prompt 2048
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import time
+from pathlib import Path
 
 import torch
 from engine_speed import make_step, shape_of
@@ -28,12 +32,13 @@ from windlass.kernels.step import BLOCK_TOKENS
 from windlass.nn.decoder import Decoder
 from windlass.offload.device import dense, weights
 from windlass.offload.device.dense import DenseTieredWeights
+from windlass.offload.device.disk import DiskPlace
 from windlass.offload.device.weights import DeviceTier, DeviceTieredWeights
 from windlass.units import parse_bytes
 from windlass.weights.load.random import RandomWeights
 
 
-def check(name: str, layers: int) -> None:
+def check(name: str, layers: int, folder: str | None) -> None:
     _, spec = shape_of(name, layers)
     moe = spec.experts
     assert moe is not None
@@ -53,6 +58,27 @@ def check(name: str, layers: int) -> None:
         decoder.tier = source.finish()
         print(f"{on_device} experts on the device, CPU's part {share}:", differences(whole, logits(decoder, tokens)), flush=True)
         decoder.tier.close()
+        if folder is not None:
+            break  # one split without a disk is enough beside those with one
+    for on_device, on_disk, slots, share in (
+        ((40, 60, 30, 0.6), (0, 128, 8, 1.0), (100, 10, 400, 0.0)) if folder is not None else ()
+    ):
+        split = DeviceSplit(layers - first, moe.num_experts, on_device, moe.shared_intermediate_size > 0, share, on_disk, slots)
+        place = DiskPlace(Path(folder or ""), "check", keep=False, bytes_per_second=1e9)
+        source = DeviceTieredWeights(random(), split, first, place)
+        decoder = Decoder(spec, source, 4096)
+        tier = decoder.tier = source.finish()
+        found = differences(whole, logits(decoder, tokens))
+        tier.after_step()
+        stats = tier.stats()
+        print(f"{on_device} on the device, {on_disk} on disk, {slots} slots, CPU's part {share}:", found, flush=True)
+        host = stats.expert_misses - stats.expert_reads
+        print(
+            f"  {stats.expert_hits:,} uses on the device, {host:,} in host memory, {stats.expert_reads:,} read; "
+            f"{stats.read_bytes / 1e9:.1f} GB at {(stats.read_bytes_per_second or 0) / 1e9:.2f} GB/s",
+            flush=True,
+        )
+        tier.close()
 
 
 def check_dense(name: str, layers: int) -> None:
@@ -154,6 +180,7 @@ def table(name: str, options: argparse.Namespace) -> None:
         random_weights=RandomInit(config=config, scheme="int4", group=128),
         gpu_memory=(parse_bytes(options.gpu_memory),) if options.gpu_memory else (),
         host_memory=parse_bytes(options.host_memory) if options.host_memory else None,
+        disk_folder=options.disk_folder,
     )
     began = time.perf_counter()
     built = build(launch, "cuda")
@@ -162,6 +189,8 @@ def table(name: str, options: argparse.Namespace) -> None:
     measured = built.decoder.tier.measure() if built.decoder.tier is not None else None
     if measured is not None:
         print(f"  link {measured.link / 1e9:.1f} GB/s beside CPU kernels {measured.host / 1e9:.1f} GB/s", flush=True)
+        if measured.disk:
+            print(f"  disk: our reader alone {measured.disk / 1e9:.2f} GB/s in order; {resident()}", flush=True)
     began = time.perf_counter()
     engine.warm_up()
     limits = engine.limits
@@ -183,10 +212,12 @@ def table(name: str, options: argparse.Namespace) -> None:
             moved = tier.promotions.num_promoted if tier is not None and tier.promotions is not None else 0
             print(f"  skewed: {1 / seconds:6.2f} tokens/s{after(tier, before)}; {moved} experts promoted so far", flush=True)
     for batch in map(int, options.batch.split(",")):
-        before = counts(tier)
+        before, disk = counts(tier), disk_counts(tier)
+        began = time.perf_counter()
         seconds, steps = decode(engine, batch, options.new)
         print(
-            f"  batch {batch:3d}: {batch / seconds:7.2f} tokens/s, {seconds * 1e3:8.2f} ms a step (median of {steps}){after(tier, before)}",
+            f"  batch {batch:3d}: {batch / seconds:7.2f} tokens/s, {seconds * 1e3:8.2f} ms a step (median of {steps}){after(tier, before)}"
+            f"{disk_after(tier, disk, time.perf_counter() - began)}",
             flush=True,
         )
     if options.profile:
@@ -195,6 +226,7 @@ def table(name: str, options: argparse.Namespace) -> None:
         if tokens <= limits.num_blocks * BLOCK_TOKENS:
             seconds = min(prefill(engine, tokens, tokens + seed) for seed in range(2))
             print(f"  prefill of {tokens}: {tokens / seconds:,.0f} tokens/s ({seconds:.2f} s)", flush=True)
+    print(f"  {resident()}", flush=True)
     engine.close()
     if tier is not None:
         tier.close()
@@ -208,6 +240,26 @@ def skewed(decoder: Decoder, share: float, bias: float) -> None:
             correction = layer.feed.correction
             preferred = torch.randperm(len(correction), generator=source)[: int(share * len(correction))]
             correction[preferred.to(correction.device)] += bias
+
+
+def resident() -> str:
+    return f"host memory at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 2**30:.2f} GiB"
+
+
+def disk_counts(tier: DeviceTier | None) -> tuple[int, float, int, int]:
+    stats = tier.stats() if tier is not None else None
+    return (0, 0.0, 0, 0) if stats is None else (stats.read_bytes, stats.read_seconds, stats.expert_misses, stats.expert_reads)
+
+
+def disk_after(tier: DeviceTier | None, before: tuple[int, float, int, int], seconds: float) -> str:
+    """Since then, prompts included."""
+    size, busy, misses, reads = (now - then for now, then in zip(disk_counts(tier), before, strict=True))
+    if not size:
+        return ""
+    return (
+        f"; {size / 1e9:.1f} GB from disk at {size / busy / 1e9:.2f} GB/s, reads in flight {busy / seconds:.0%} of the time; of {misses:,} uses "
+        f"elsewhere {reads:,} were read"
+    )
 
 
 def counts(tier: DeviceTier | None) -> tuple[float, int, int, int]:
@@ -239,6 +291,7 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true", help="microseconds by kernel of a step")
     parser.add_argument("--gpu-memory")
     parser.add_argument("--host-memory")
+    parser.add_argument("--disk-folder", help="experts that fit neither GPU nor host memory are kept here")
     options = parser.parse_args()
     if options.share is not None:
         dense.measured_speeds = weights.measured_speeds = lambda *_, **__: Speeds(
@@ -246,7 +299,8 @@ def main() -> int:
         )
     if "check" in options.what:
         is_dense = shape_of(options.model)[1].experts is None
-        (check_dense if is_dense else check)(options.model, options.layers or 4)
+        layers = 4 if options.disk_folder else options.layers or 4
+        check_dense(options.model, layers) if is_dense else check(options.model, layers, options.disk_folder)
     if "table" in options.what:
         table(options.model, options)
     return 0

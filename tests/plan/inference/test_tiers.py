@@ -132,7 +132,7 @@ def test_experts_on_disk_below_a_gpu() -> None:
     made = planned_with_disk(whole, tiers, RoomBelow(27 * GB, 100 * GB))
     assert (made.host_bytes, made.disk_bytes) == (tiers.host_bytes, tiers.disk_bytes), "the engine would place otherwise"
     (reason,) = [one for one in plan.reasons if one.choice == "experts"]
-    assert "at a time in a cache" in reason.value and f"{tiers.disk_experts:,} on disk" in reason.why
+    assert "at a time in a cache" in reason.value and f"{tiers.disk_experts:,} are on disk" in reason.why
     faster = planned("GLM-4.5-Air", "H200,ram=256GB,disk=100GB,disk_bw=10GB", host=30 * GB, gpus=(24 * GB,))
     assert faster.speed is not None and faster.speed.decode_tokens_per_second > 2 * plan.speed.decode_tokens_per_second
     small = planned("GLM-4.5-Air", "H200,ram=256GB,disk=10GB", host=30 * GB, gpus=(24 * GB,))

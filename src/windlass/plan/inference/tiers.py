@@ -186,11 +186,11 @@ def tier_reasons(tiers: tuple[TierPlacement, ...], *, has_experts: bool) -> list
     slots = [
         (fullest.device_slots, "on the device"),
         (fullest.host_slots - fullest.cache_slots, "in host memory"),
-        (fullest.cache_slots, "at a time in a cache there"),
+        (fullest.cache_slots, "at a time in a cache in host memory"),
     ]
     shown = ", ".join(f"{count:,} {where}" for count, where in slots if count)
     if fullest.disk_experts or (fullest.device_bytes and fullest.num_experts):
-        why = f"of {fullest.num_experts:,}; the others are {_when_used(fullest, has_experts)}"
+        why = f"of {fullest.num_experts:,}; {_when_used(fullest, has_experts)}"
         why += f"; on the fullest of {len(tiers)} ranks" if len(tiers) > 1 else ""
         made.append(Reason(choice="experts" if has_experts else "slices of feed-forwards", value=shown, why=why))
     return made
@@ -199,9 +199,9 @@ def tier_reasons(tiers: tuple[TierPlacement, ...], *, has_experts: bool) -> list
 def _when_used(placed: TierPlacement, has_experts: bool) -> str:
     """Of experts, or slices, that are not in the first tier."""
     if not has_experts:
-        return "computed by CPU and GPU together in every step"
+        return "the others are computed by CPU and GPU together in every step"
     if not placed.disk_experts:
-        return "computed by CPU and GPU together when a token needs them"
+        return "the others are computed by CPU and GPU together when a token needs them"
     if not placed.device_bytes:
-        return "read from disk when a token needs them"
-    return f"computed by CPU and GPU together when a token needs them, {placed.disk_experts:,} on disk by the CPU alone, which reads them"
+        return "the others are read from disk when a token needs them"
+    return f"{placed.disk_experts:,} are on disk, from where the CPU reads those that a token needs and the cache has not, and computes them"
