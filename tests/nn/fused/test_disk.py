@@ -107,4 +107,6 @@ def test_a_disk_that_fails_during_a_prompt(tiny: Any, tmp_path: Path, monkeypatc
         logits_of(decoder, tiny)
     file.write_bytes(content)
     assert_alike(logits_of(Decoder(spec, weights), tiny), logits_of(decoder, tiny))
+    reads = decoder.tier._memory.reads
+    assert len(reads._free) == reads._disk.ring.shape[0] and not reads._held, "a block was lost, or is still held"
     decoder.tier.close()

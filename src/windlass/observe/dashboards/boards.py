@@ -221,6 +221,10 @@ FLEET = Board(
                     expr=f"{_rate(s.OFFLOAD_EXPERT_FORESEEN)} / {_rate(s.OFFLOAD_EXPERT_MISSES)}",
                     legend="{{instance}} of the others, read ahead",
                 ),
+                Query(
+                    expr=f"{_rate(s.OFFLOAD_EXPERT_READS)} / {_rate(s.OFFLOAD_EXPERT_MISSES)}",
+                    legend="{{instance}} of those not on the GPU, from disk",
+                ),
             ),
             unit="percentunit",
             most=1.0,

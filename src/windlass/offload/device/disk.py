@@ -22,8 +22,10 @@ from windlass.offload.device.pinned import PinnedMemory
 from windlass.offload.device.share import library
 from windlass.offload.tiers.file import OpenedTier, TierWriter, find_tier, written_counts
 from windlass.offload.tiers.forms import MatrixForm, expert_forms, matrix_bytes
-from windlass.offload.tiers.reader import DEPTH, DirectReader
+from windlass.offload.tiers.reader import DirectReader
 
+DEPTH = 16
+"""Reads in flight, of a megabyte each: more than one expert at a time."""
 PATIENT = 10
 """The device waits so many times as long for an answer as reading a whole layer takes: disks are slow at times."""
 

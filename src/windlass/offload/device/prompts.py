@@ -70,8 +70,9 @@ class LayerReads:
                 self._settle_one()
                 self._begin_more()
                 continue
-            one = self._coming.popleft()
-            one.read.wait()
+            one = self._coming[0]
+            one.read.wait()  # which may raise: it is still among those that come
+            self._coming.popleft()
             self._put(self._disk.ring[one.block], gate_up[one.expert], down[one.expert])
             self._copied.append(_Copied(self._marked(), one.block, []))
             self._begin_more()

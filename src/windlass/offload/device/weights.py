@@ -239,18 +239,18 @@ class DeviceTier:
     def line(self) -> str:
         """For the user."""
         split, (device, host) = self.split, self._sizes()
-        line = (
-            f"{split.on_device} of {split.num_experts} experts of each layer on the device ({format_bytes(device)}), "
-            f"{split.in_host} in host memory ({format_bytes(host)}), where the CPU computes {split.share or 0:.0%} of them"
-        )
-        disk = self._memory.disk
-        return line if disk is None else f"{line}, {self._disk_line(disk)}"
+        parts = [f"{split.on_device} of {split.num_experts} experts of each layer on the device ({format_bytes(device)})"]
+        if split.in_host or not split.on_disk:
+            parts.append(
+                f"{split.in_host} in host memory ({format_bytes(host)}), where the CPU computes {split.share or 0:.0%} of them"
+            )
+        return ", ".join(parts if self._memory.disk is None else [*parts, self._disk_line(self._memory.disk)])
 
     def _disk_line(self, disk: DiskBelow) -> str:
         split, size = self.split, self.split.num_layers * self.split.on_disk * disk.block_bytes
         return (
-            f"{split.on_disk} on disk ({format_bytes(size)} in {disk.name}), of all layers' {split.num_layers * split.on_disk:,} "
-            f"{split.cache_slots:,} at a time in host memory ({format_bytes(disk.slots.numel())})"
+            f"{split.on_disk} on disk ({format_bytes(size)} in {disk.name}), of which {split.cache_slots:,} of all layers' "
+            f"{split.num_layers * split.on_disk:,} are in host memory at a time ({format_bytes(disk.slots.numel())})"
         )
 
     def _sizes(self) -> tuple[int, int]:

@@ -145,7 +145,8 @@ private:
             gate_up_of.push_back(s.gate_up[layer] + expert * gate_up_bytes);
             down_of.push_back(s.down[layer] + expert * (s.hidden / ROWS * down_tile()));
         });
-        run();
+        if (num_experts || wanted.empty()) run();
+        else std::memset(sums_of(0), 0, num_rows * s.hidden * sizeof(float));
         if (wanted.empty()) return;
         blocks = s.width / BLOCK, adds = true;
         for (std::vector<DiskCache::Ready> ready; next_from_disk(ready);) {
