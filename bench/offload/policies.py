@@ -5,7 +5,8 @@
 Policies differ in the half-life of an expert's uses (offload/experts/cache.py): near zero it is least recently used, infinite it is least
 frequently used. `fixed` keeps the experts that were used most in the first half of the trace and never changes them; `best` knows the
 future (Belady), which bounds every policy. One sequence decodes; a step needs the experts of its token, layer after layer. The first
-quarter of a trace fills the cache and is not counted.
+quarter of a trace fills the cache and is not counted. The last rows: some experts of each layer have a fixed home in memory and the rest of it is a
+cache of the others, so many slots for each expert that memory has no room for (core/tiers/below.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ HALF_LIVES = {
     "frequency": 1e9,
 }
 SHARES = (0.125, 0.25, 0.5, 0.75)
+CACHED_PER_MISSING = (0.25, 1.0, 2.0, 4.0)
 
 
 def recorded(tokens: int) -> tuple[Trace, int]:
@@ -106,6 +108,24 @@ def hit_rate(trace: Trace, experts: int, slots: int, half_life: float) -> float:
     return hits / (hits + misses)
 
 
+def homes_rate(trace: Trace, experts: int, slots: int, per_missing: float) -> float:
+    """With homes for whichever experts: their numbers say nothing of their use."""
+    layers = len(trace[0])
+    cached = min(slots, max(int(per_missing * (layers * experts - slots)), 16))
+    homes = (slots - cached) // layers
+    cache = ExpertCache(layers, experts, slots - homes * layers, 16.0)
+    at_home = before = hits = 0
+    for number, step in enumerate(trace):
+        if number == len(trace) // 4:
+            before, at_home = cache.counts.misses, 0
+            hits = cache.counts.hits
+        for layer, chosen in enumerate(step):
+            at_home += int((chosen >= experts - homes).sum())
+            cache.fetch(layer, chosen[chosen < experts - homes].astype(np.int64))
+    misses = cache.counts.misses - before
+    return 1 - misses / (misses + cache.counts.hits - hits + at_home)
+
+
 def fixed_rate(trace: Trace, experts: int, slots: int) -> float:
     counts = np.zeros(len(trace[0]) * experts)
     half = len(trace) // 2
@@ -156,6 +176,8 @@ def main() -> None:
         )
         slots = [max(int(share * experts * len(trace[0])), 1) for share in SHARES]
         rows = {policy: [hit_rate(trace, experts, count, half) for count in slots] for policy, half in HALF_LIVES.items()}
+        for share in CACHED_PER_MISSING:
+            rows[f"homes, {share:g} cached per missing"] = [homes_rate(trace, experts, count, share) for count in slots]
         rows["fixed"] = [fixed_rate(trace, experts, count) for count in slots]
         rows["best"] = [best_rate(trace, experts, count) for count in slots]
         for policy, rates in rows.items():
