@@ -3,8 +3,8 @@
 check  the same logits as with all experts on the device, for several splits; with --disk-folder some experts are on disk
 table  tokens/s of decode and prefill, bytes by tier, and what the link, the CPU and the disk gave
 Run: PYTHONPATH=src:bench/h200 python bench/h200/offload.py check table --model GLM-4.6 --batch 1,8,64
-     PYTHONPATH=src:bench/h200 python bench/h200/offload.py check table --layers 20 --gpu-memory 14GB --host-memory 12GB --disk-folder DIR \
-         --batch 1,8 --new 16 --prompt 2048
+     PYTHONPATH=src:bench/h200 python bench/h200/offload.py check table --layers 14 --gpu-memory 14GB --host-memory 12GB --disk-folder DIR \
+         --batch 1,8 --new 16 --prompt 1536
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check(name: str, layers: int, folder: str | None) -> None:
         if folder is not None:
             break  # one split without a disk is enough beside those with one
     for on_device, on_disk, slots, share in (
-        ((40, 60, 30, 0.6), (0, 128, 8, 1.0), (100, 10, 400, 0.0)) if folder is not None else ()
+        ((40, 60, 30, 0.6), (0, 128, 8, 1.0), (100, 10, 25, 0.0)) if folder is not None else ()
     ):
         split = DeviceSplit(layers - first, moe.num_experts, on_device, moe.shared_intermediate_size > 0, share, on_disk, slots)
         place = DiskPlace(Path(folder or ""), "check", keep=False, bytes_per_second=1e9)
