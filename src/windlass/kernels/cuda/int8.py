@@ -54,18 +54,17 @@ def supports(weight: Tiles) -> bool:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel: what it does, with which matrix, units of how many rows and which shape, slices of how many blocks, and whether of a list."""
+    """A kernel: what it does, with which matrix, units of how many rows and which shape, and whether of a list."""
 
     kind: int
     weight: Tiles
     rows: int
     shape: Shape
-    blocks: int
     items: int
 
     @property
     def unit(self) -> driver.Unit:
-        return kernel(self.kind, self.weight, self.rows, self.blocks, items=self.items, shape=self.shape)[0].unit
+        return kernel(self.kind, self.weight, self.rows, items=self.items, shape=self.shape)[0].unit
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -75,7 +74,7 @@ class Variant:
         return isinstance(other, Variant) and self._key() == other._key()
 
     def _key(self) -> tuple[int | Shape, ...]:
-        return self.kind, self.rows, self.shape, self.blocks, self.items, self.weight.group
+        return self.kind, self.rows, self.shape, self.items, self.weight.group
 
 
 def whole_cut(rows: int, weight: Tiles) -> Cut:
@@ -85,39 +84,34 @@ def whole_cut(rows: int, weight: Tiles) -> Cut:
 
 def whole_variant(rows: int, weight: Tiles) -> Variant:
     way = whole_cut(rows, weight)
-    return Variant(0, weight, way.rows, way.shape, weight.tile_blocks, 0)
+    return Variant(0, weight, way.rows, way.shape, 0)
 
 
 def parts_variant(rows: int, weight: Tiles) -> Variant:
     way = cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors())
-    return Variant(0 if way.slices == 1 else 2, weight, way.rows, way.shape, weight.tile_blocks // way.slices, 0)
+    return Variant(0 if way.slices == 1 else 2, weight, way.rows, way.shape, 0)
 
 
 def gate_up_variant(rows: int, weight: Tiles) -> Variant:
     """Of a dense feed-forward."""
     way = whole_cut(rows, weight)
-    return Variant(1, weight, way.rows, way.shape, weight.tile_blocks, 1)
+    return Variant(1, weight, way.rows, way.shape, 1)
 
 
 def item_variants(rows: int, gate_up: Tiles, down: Tiles) -> set[Variant]:
     """Of experts, for items of so many rows."""
-    return {Variant(kind, of, rows, SHAPES[rows], of.tile_blocks, 1) for kind, of in ((1, gate_up), (3, down))}
+    return {Variant(kind, of, rows, SHAPES[rows], 1) for kind, of in ((1, gate_up), (3, down))}
 
 
-def kernel(
-    kind: int, weight: Tiles, rows: int, blocks: int, *, items: int, shape: Shape | None = None
-) -> tuple[driver.Kernel, int, Shape]:
-    """int8.cu for units of `rows` rows of x and slices of `blocks` blocks of inputs, and its bytes of shared memory."""
+def kernel(kind: int, weight: Tiles, rows: int, *, items: int, shape: Shape | None = None) -> tuple[driver.Kernel, int, Shape]:
+    """int8.cu for units of `rows` rows of x, and its bytes of shared memory."""
     shape = shape or SHAPES[rows]
-    stage_blocks = min(shape.stage_blocks, blocks)
-    stage_bytes = (
-        -(-(-(-stage_blocks * rows * 132 // 128) * 128 + shape.tiles * stage_blocks * weight.block_bytes) // 1024) * 1024
-    )
+    stage_bytes = -(-(-(-rows * 132 // 128) * 128 + shape.tiles * weight.block_bytes) // 1024) * 1024
     stages = min(8, (WHOLE_BUDGET - rows * 4) // (stage_bytes + 20))
     shared = stages * (stage_bytes + 20) + rows * 4
     run = driver.kernel(
-        "int8.cu", WIDE, shared_bytes=shared, KIND=kind, N=rows, ITEMS=items, WGS=shape.warpgroups, DEEP=shape.deep, SETS=shape.sets,
-        FRAGMENTS=shape.fragments, STAGES=stages, STAGE_BLOCKS=stage_blocks, TAIL=blocks % stage_blocks, GROUP=weight.group,
+        "int8.cu", WIDE, shared_bytes=shared, KIND=kind, N=rows, ITEMS=items, WGS=shape.warpgroups, DEEP=shape.deep, SPLIT=shape.split,
+        FRAGMENTS=shape.fragments, STAGES=stages, GROUP=weight.group,
     )  # fmt: skip
     return run, shared, shape
 
@@ -135,7 +129,7 @@ def linear(
     """out bf16 [rows, outputs], or fp32 [slices, rows, outputs]: sums of slices of the inputs. `rows`: of x in a unit."""
     partial, blocks = out.dtype == torch.float32, weight.tile_blocks // slices
     assert (partial or slices == 1) and blocks * slices == weight.tile_blocks
-    run, shared, shape = kernel(2 if partial else 0, weight, rows, blocks, items=0, shape=shape)
+    run, shared, shape = kernel(2 if partial else 0, weight, rows, items=0, shape=shape)
     count = x.codes.shape[0]
     units = -(-weight.num_tiles // shape.tiles) * slices * -(-count // rows)
     run(
@@ -172,7 +166,7 @@ def down(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: S
 
 
 def _experts(kind: int, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, rows: Tensor, shape: Shape | None) -> Tensor:
-    run, shared, shape = kernel(kind, weight, rows.shape[1], weight.tile_blocks, items=1, shape=shape)
+    run, shared, shape = kernel(kind, weight, rows.shape[1], items=1, shape=shape)
     run(
         (driver.num_processors(),), shape.threads, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, None, out,
         routes.num_items, routes.item_expert, rows, routes.item_places, out.stride(0), 0, x.codes.stride(0), weight.num_tiles,
