@@ -8,7 +8,7 @@ Weights in groups of 128 only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from windlass.kernels.cuda.linear import WHOLE_BUDGET, WIDE
 from windlass.kernels.cuda.route import Routes
 
 GROUP = 128
+OUTPUT_TILES = BLOCK_INPUTS // 8
+"""Of gate and up, whose outputs are a block: a tile has eight."""
 
 
 class RoundedRows(NamedTuple):
@@ -28,6 +30,9 @@ class RoundedRows(NamedTuple):
     """int8 [rows, inputs], in the order of the weights' codes"""
     scales: Tensor
     """fp32 [rows, inputs / 128]: a sixteenth of a step, as the kernel's weights are 16 times too high"""
+
+
+Out = TypeVar("Out", Tensor, RoundedRows)
 
 
 def empty_rows(rows: int, inputs: int, device: torch.device) -> RoundedRows:
@@ -95,20 +100,22 @@ def parts_variant(rows: int, weight: Tiles) -> Variant:
 def gate_up_variant(rows: int, weight: Tiles) -> Variant:
     """Of a dense feed-forward."""
     way = whole_cut(rows, weight)
-    return Variant(1, weight, way.rows, way.shape, 1)
+    return Variant(gate_up_kind(weight, way.shape), weight, way.rows, way.shape, 1)
 
 
 def item_variants(rows: int, gate_up: Tiles, down: Tiles) -> set[Variant]:
     """Of experts, for items of so many rows."""
-    return {Variant(kind, of, rows, SHAPES[rows], 1) for kind, of in ((1, gate_up), (3, down))}
+    shape = SHAPES[rows]
+    return {Variant(gate_up_kind(gate_up, shape), gate_up, rows, shape, 1), Variant(3, down, rows, shape, 1)}
 
 
 def kernel(kind: int, weight: Tiles, rows: int, *, items: int, shape: Shape | None = None) -> tuple[driver.Kernel, int, Shape]:
     """int8.cu for units of `rows` rows of x, and its bytes of shared memory."""
     shape = shape or SHAPES[rows]
     stage_bytes = -(-(-(-rows * 132 // 128) * 128 + shape.tiles * weight.block_bytes) // 1024) * 1024
-    stages = min(8, (WHOLE_BUDGET - rows * 4) // (stage_bytes + 20))
-    shared = stages * (stage_bytes + 20) + rows * 4
+    rest = rows * (16 if kind == 4 else 4)
+    stages = min(8, (WHOLE_BUDGET - rest) // (stage_bytes + 20))
+    shared = stages * (stage_bytes + 20) + rest
     run = driver.kernel(
         "int8.cu", WIDE, shared_bytes=shared, KIND=kind, N=rows, ITEMS=items, WGS=shape.warpgroups, DEEP=shape.deep, SPLIT=shape.split,
         FRAGMENTS=shape.fragments, STAGES=stages, GROUP=weight.group,
@@ -134,7 +141,7 @@ def linear(
     units = -(-weight.num_tiles // shape.tiles) * slices * -(-count // rows)
     run(
         (min(units, driver.num_processors()),), shape.threads, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, bias, out,
-        None, None, None, None, out.stride(-2), out.stride(0), x.codes.stride(0), weight.num_tiles, slices, blocks, count, shared_bytes=shared,
+        None, None, None, None, None, out.stride(-2), out.stride(0), x.codes.stride(0), weight.num_tiles, slices, blocks, count, shared_bytes=shared,
     )  # fmt: skip
     return out
 
@@ -155,9 +162,25 @@ def linear_parts(x: RoundedRows, weight: Tiles) -> Tensor:
     return parts
 
 
-def gate_up(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: Shape | None = None) -> Tensor:
-    """out bf16 [rows * (active + shared), width], for items of `route.dispatch`."""
-    return _experts(1, x, weight, out, routes, routes.item_rows, shape)
+def gate_up_kind(weight: Tiles, shape: Shape) -> int:
+    """4 where the outputs of a unit are a block of 128 of the next product's inputs, so that they can be rounded at once; else 1."""
+    return 4 if shape.deep == 2 and shape.tiles == OUTPUT_TILES and weight.num_tiles % OUTPUT_TILES == 0 else 1
+
+
+def gate_up_rounded(x: RoundedRows, weight: Tiles, places: int, routes: Routes, *, shape: Shape | None = None) -> RoundedRows:
+    """Of [rows * (active + shared), width], for items of `route.dispatch`."""
+    width, device = weight.rows // 2, x.codes.device
+    if gate_up_kind(weight, shape or SHAPES[routes.item_rows.shape[1]]) == 4:
+        return gate_up(x, weight, empty_rows(places, width, device), routes, shape=shape)
+    padded = -(-width // BLOCK_INPUTS) * BLOCK_INPUTS
+    make = torch.zeros if padded > width else torch.empty
+    out = make(places, padded, dtype=torch.bfloat16, device=device)
+    return quantize_rows(gate_up(x, weight, out, routes, shape=shape))
+
+
+def gate_up(x: RoundedRows, weight: Tiles, out: Out, routes: Routes, *, shape: Shape | None = None) -> Out:
+    """out [rows * (active + shared), width], bf16 or rounded, for items of `route.dispatch`."""
+    return _experts(1 if isinstance(out, Tensor) else 4, x, weight, out, routes, routes.item_rows, shape)
 
 
 def down(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: Shape | None = None) -> Tensor:
@@ -165,11 +188,12 @@ def down(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: S
     return _experts(3, x, weight, out, routes, routes.item_places, shape)
 
 
-def _experts(kind: int, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, rows: Tensor, shape: Shape | None) -> Tensor:
+def _experts(kind: int, x: RoundedRows, weight: Tiles, out: Out, routes: Routes, rows: Tensor, shape: Shape | None) -> Out:
     run, shared, shape = kernel(kind, weight, rows.shape[1], items=1, shape=shape)
+    to, scales = (out, None) if isinstance(out, Tensor) else out
     run(
-        (driver.num_processors(),), shape.threads, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, None, out,
-        routes.num_items, routes.item_expert, rows, routes.item_places, out.stride(0), 0, x.codes.stride(0), weight.num_tiles,
+        (driver.num_processors(),), shape.threads, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, None, to, scales,
+        routes.num_items, routes.item_expert, rows, routes.item_places, to.stride(0), 0, x.codes.stride(0), weight.num_tiles,
         1, weight.tile_blocks, 0, shared_bytes=shared,
     )  # fmt: skip
     return out

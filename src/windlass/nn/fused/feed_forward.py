@@ -81,11 +81,9 @@ class DenseFeed:
 
     def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
         rows = x.shape[0]
-        make = torch.zeros if self.down.width > self.down.inputs else torch.empty
-        act = make(rows, self.down.width, dtype=torch.bfloat16, device=x.device)
         way = int8.whole_cut(rows, self.gate_up)
-        int8.gate_up(rounded, self.gate_up, act, self._all_rows(rows, way.rows), shape=way.shape)
-        return int8.linear_parts(int8.quantize_rows(act), self.down), None
+        act = int8.gate_up_rounded(rounded, self.gate_up, rows, self._all_rows(rows, way.rows), shape=way.shape)
+        return int8.linear_parts(act, self.down), None
 
     def _act(self, rows: int) -> Tensor:
         if self._padded is not None:
@@ -190,10 +188,9 @@ class RoutedFeed:
         if mean <= FEW_ROWS_BEFORE_INT8:
             return self._streamed(x)
         routes = self._dispatched(x, integer_units.item_rows(mean))
-        act = _halves(rows * self.slots, self.width, device=device)
+        act = int8.gate_up_rounded(rounded, self.gate_up, rows * self.slots, routes)
         parts = _halves(rows * self.slots, x.shape[1], device=device)
-        int8.gate_up(rounded, self.gate_up, act, routes)
-        int8.down(int8.quantize_rows(act), self.down, parts, routes)
+        int8.down(act, self.down, parts, routes)
         return parts.view(rows, self.slots, -1), routes.weights
 
     def int8_kernels(self, counts: range) -> set[int8.Variant]:

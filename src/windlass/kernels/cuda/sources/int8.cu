@@ -6,7 +6,7 @@
 // and gathers rows of x, and runs ahead into the next unit. A tile's products are made in one or two halves of the columns, and while the sums of one are
 // scaled the products of the next are under way, as they are in the other warpgroup.
 //
-// Compiled with: KIND, N (16, 32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), DEEP (1 or 2), STAGES; SPLIT: columns of the first half, 0 for one
+// Compiled with: KIND (as wide.cu, or 4: gate, up and SiLU as 1, rounded to 8 bits for the next product), N (16, 32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), DEEP (1 or 2), STAGES; SPLIT: columns of the first half, 0 for one
 // whole; FRAGMENTS of weights (1 or 2: with two, one is made while the other is used).
 
 #define CLUSTER 1
@@ -68,13 +68,49 @@ DEVICE u32 codes_bytes(u32 q) {
     return r;
 }
 
+#if KIND == 4
+// A unit has 128 outputs, which are rounded together; a warp has 16 of them, and a lane the four of a column that lie side by side as codes.
+// largest: bits of the largest of each column, 0 at first; `next` is cleared for the next unit.
+template <u32 WIDTH>
+DEVICE void write_rounded(const Arguments& a, const float (&acc)[DEEP][WIDTH / 2], const Unit& unit, u32 warp, u32 lane, const Places& places, u32* largest, u32* next) {
+    static_assert(TILES == 16 && DEEP == 2);
+    const u32 g = lane / 4, t = lane & 3;
+    u32 r[WIDTH / 8][2];
+#pragma unroll
+    for (u32 i = 0; i < WIDTH / 8; i++) {
+#pragma unroll
+        for (u32 m = 0; m < 2; m++) {
+            const float* v = acc[m] + i * 4;
+            r[i][m] = transposed(pack_bf16(fast_silu(v[0]) * v[2], fast_silu(v[1]) * v[3]));
+        }
+        u32 bits = largest_bits(r[i][0], r[i][1]);
+        bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
+        bits = max(bits, __shfl_xor_sync(~0u, bits, 2));
+        if (t == 0) atomicMax(largest + i * 8 + g, bits);
+    }
+    for (u32 n = warp * 32 + lane; n < N; n += CONSUMERS) next[n] = 0;
+    named_barrier(3, CONSUMERS);
+#pragma unroll
+    for (u32 i = 0; i < WIDTH / 8; i++) {
+        const int place = places.at(i, g);
+        const float most = bf16_float(largest[i * 8 + g]);
+        const u32 word = __byte_perm(round_bytes(r[i][0], r[i][1], inverse_of(most)), 0, 0x3120);
+        if (place < 0) continue;
+        *(u32*)((u8*)a.out + place * a.out_stride + unit.first * 8 + warp * 16 + t * 4) = word;
+        if (warp == 0 && t == 0) a.out_scales[place * (a.out_stride / 128) + unit.first / TILES] = step_of(most);
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(1024) u8 memory[];
     u64* barriers = (u64*)(memory + STAGES * STAGE_BYTES);
     int* rows = (int*)(barriers + 2 * STAGES);  // [N]: of x, of the unit that is being loaded
     u32* is_narrow = (u32*)(rows + N);          // [STAGES]: whether the last 16 columns of a stage's unit are empty
+    u32* largest = is_narrow + STAGES;          // [3][N], of KIND 4: who clears one for the next unit is a barrier away from who still reads or fills one
     const u32 full = shared_address(barriers), empty = full + STAGES * 8, ring_at = shared_address(memory);
     const u32 thread = thread_number(), warp = __shfl_sync(~0u, thread / 32, 0), lane = thread & 31;
+    for (u32 i = thread; KIND == 4 && i < 3 * N; i += CONSUMERS + LOADERS) largest[i] = 0;
     if (thread == 0) {
         for (u32 i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1 + LOADERS / 32), barrier_init(empty + i * 8, WGS * 4);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -147,6 +183,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
     const u32 tile_at = ring_at + WEIGHTS_AT + warp * DEEP * BLOCK_BYTES, codes_at = tile_at + lane * 16, scale_at = tile_at + CODE_BYTES + g * 4,
               steps_at = ring_at + X_BYTES + t * 8;
     u32 stage = 0, phase = 0;
+    [[maybe_unused]] u32 turn = 0;  // of the units
     for (u32 u = blockIdx.x; u < units; u += gridDim.x) {
         const Unit unit = unit_of(a, u, groups);
         const Places places = places_of(a, unit, lane);
@@ -208,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
                     if constexpr ((P + 1) % (DEEP * HALVES) == 0)
                         if (lane == 0) barrier_arrive(empty + at[T / DEEP] * 8);
                 };
-                auto turn = [&](auto& self, auto which) {
+                auto run_phase = [&](auto& self, auto which) {
                     constexpr u32 P = decltype(which)::value;
                     if constexpr (P % HALVES == 0) {
                         const u32 scale = word[P / HALVES % FRAGMENTS];
@@ -237,13 +274,19 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
                 issue(Number<0>());
                 if constexpr (HALVES == 1 && TOTAL > 1) convert(Number<1>());
                 if constexpr (TOTAL > 1) issue(Number<1>());
-                turn(turn, Number<0>());
+                run_phase(run_phase, Number<0>());
                 const u32 next = at[BLOCKS - 1] + 1 == STAGES ? 0 : at[BLOCKS - 1] + 1;
                 phase ^= next <= at[0], stage = next;
             };
             for (u32 s = 0; s < a.slice_blocks / CHUNK; s++) run_chunk(Number<CHUNK>());
             if (CHUNK > 1 && a.slice_blocks % CHUNK) run_chunk(Number<1>());
+#if KIND == 4
+            const u32 after = turn == 2 ? 0 : turn + 1;
+            write_rounded<COLUMNS>(a, acc, unit, warp, lane, places, largest + turn * N, largest + after * N);
+            turn = after;
+#else
             write<COLUMNS, DEEP>(a, acc, unit, first_tile, places, g, t);
+#endif
         };
         barrier_wait(full + stage * 8, phase);
         if (NARROW && is_narrow[stage]) run_unit(Number<NARROW ? N - 16 : N>());

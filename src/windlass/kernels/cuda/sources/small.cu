@@ -219,21 +219,10 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 // ---- rounding to 8 bits, for int8.cu: a step for each row and 128 inputs, which a warp holds, two pairs of bf16 in each lane.
-// A scale has 22 bits, so that 1.5 * 2^23 times it is exact; it stands for a sixteenth of a step, as weights are 16 times too high.
 struct Rounded {
     u32 bytes;  // in the order of the numbers
     float scale;
 };
-// Bits of bf16 without sign are in the order of the numbers.
-DEVICE u32 largest_bits(u32 a, u32 b) { return max(max(a & 0x7fffu, b & 0x7fffu), max(a >> 16 & 0x7fffu, b >> 16 & 0x7fffu)); }
-DEVICE float step_of(float largest) { return __uint_as_float(__float_as_uint(largest * (1.f / 127.f)) & ~3u) * (1.f / 16.f); }
-DEVICE float inverse_of(float largest) { return largest > 1e-30f ? 127.f / largest : 0.f; }
-DEVICE u32 round_bytes(u32 a, u32 b, float inverse) {
-    constexpr float MAGIC = 12582912.f;  // added to this, a number's integer part lies in the low bits
-    const u32 n0 = __float_as_uint(fmaf(bf16_float(a), inverse, MAGIC)), n1 = __float_as_uint(fmaf(__uint_as_float(a & 0xffff0000u), inverse, MAGIC));
-    const u32 n2 = __float_as_uint(fmaf(bf16_float(b), inverse, MAGIC)), n3 = __float_as_uint(fmaf(__uint_as_float(b & 0xffff0000u), inverse, MAGIC));
-    return __byte_perm(__byte_perm(n0, n1, 0x0040), __byte_perm(n2, n3, 0x0040), 0x5410);
-}
 DEVICE Rounded round_four(u32 a, u32 b) {
     const float largest = bf16_float(__reduce_max_sync(~0u, largest_bits(a, b)));
     return {round_bytes(a, b, inverse_of(largest)), step_of(largest)};
