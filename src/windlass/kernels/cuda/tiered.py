@@ -32,6 +32,8 @@ STATE_WORDS, FETCHED = 4, 3
 """Of the state: words before the places of experts, and which of them is the number of these."""
 ANSWERED_AT, FAILED_AT = 64, 68
 """In the mailbox: the number of the last question that was answered; and a word that is set where an answer never came."""
+TOLD_AT, GUESSES_AT, MAX_GUESSES = 128, 192, 16
+"""In the mailbox: the number of the last guess, its layer and how many experts; their places; the most of these."""
 MAX_ROWS = 64
 
 
