@@ -250,7 +250,13 @@ def test_measuring_reads_little(num_cores: int, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("size", "threads", "expected"),
-    [("2048K", "0", 2048 * 1024), ("2M", "0,16", 1024 * 1024), ("1024K", "0-1", 512 * 1024), ("", "0", 1024 * 1024), ("2M", "", 2**21)],
+    [
+        ("2048K", "0", 2048 * 1024),
+        ("2M", "0,16", 1024 * 1024),
+        ("1024K", "0-1", 512 * 1024),
+        ("", "0", 1024 * 1024),
+        ("2M", "", 2**21),
+    ],
 )
 def test_a_threads_second_level_cache(tmp_path: Path, size: str, threads: str, expected: int) -> None:
     folder = tmp_path / "index2"

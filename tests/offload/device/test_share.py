@@ -57,7 +57,9 @@ class Asked:
         self.mailbox = torch.zeros(mailbox_bytes(HIDDEN) + 64, dtype=torch.uint8)
         self.mailbox = self.mailbox[-self.mailbox.data_ptr() % 64 :][: mailbox_bytes(HIDDEN)]
         gate_up, down = [first.data for first, _ in layers], [second.data[:, :, :blocks].contiguous() for _, second in layers]
-        self.share = CpuShare(gate_up, down, layers[0][0], self.mailbox, blocks, threads=threads, ahead_bytes=ahead_bytes, plain=plain)
+        self.share = CpuShare(
+            gate_up, down, layers[0][0], self.mailbox, blocks, threads=threads, ahead_bytes=ahead_bytes, plain=plain
+        )
 
     def ask(self, layer: int, x: Tensor, items: list[tuple[int, list[int], list[float]]]) -> Tensor:
         """Items: expert, rows, weights."""
@@ -130,7 +132,15 @@ def test_guesses_change_no_answer(lib: ctypes.CDLL, threads: int) -> None:
     layers = [made(1), made(11)]
     asked = Asked(layers, 2, threads)
     source = torch.Generator().manual_seed(3)
-    guesses = [(1, [0, 5]), (0, [1]), (1, []), (7, [2]), (0, [2**31 - 1, -1, 3]), (1, list(range(MAX_GUESSES))), (0, [2] * MAX_GUESSES)]
+    guesses = [
+        (1, [0, 5]),
+        (0, [1]),
+        (1, []),
+        (7, [2]),
+        (0, [2**31 - 1, -1, 3]),
+        (1, list(range(MAX_GUESSES))),
+        (0, [2] * MAX_GUESSES),
+    ]
     x = torch.randn(1, HIDDEN, generator=source).bfloat16()
     items = [(3, [0], [0.5]), (5, [0], [1.0])]
     plainly = asked.ask(1, x, items)

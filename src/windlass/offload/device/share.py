@@ -23,7 +23,10 @@ AHEAD_SHARE = 1 / 2
 
 class _Shape(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("hidden", "width", "group", "blocks", "max_rows", "threads", "num_layers", "plain")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("hidden", "width", "group", "blocks", "max_rows", "threads", "num_layers", "plain")
+        ),
         *((name, ctypes.c_int64) for name in ("num_experts", "ahead_bytes")),
         ("mailbox", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("items_at", "rows_at", "sums_at")),
