@@ -33,6 +33,6 @@ def most_guesses(rows: int, in_host: int, fetched_bytes: int) -> int:
 
 
 def hidden_seconds(reading: float, idle: float, rows: float) -> float:
-    """Of the seconds in which host memory is read for a step of so many rows: what falls into the `idle` ones in which it would not be. 0 rows: nothing is
-    chosen that could be guessed."""
+    """Of the seconds in which host memory is read for a step of so many rows: what falls into the `idle` ones in which it would not be. 0 rows:
+    nothing is chosen that could be guessed."""
     return GUESSED_RIGHT * min(reading, idle) if 0 < rows <= GUESS_ROWS else 0.0

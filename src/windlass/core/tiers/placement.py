@@ -59,7 +59,7 @@ def place_tiers(demand: Demand, room: Room, speeds: Speeds, written: Collection[
 
 
 def predicted_seconds(demand: Demand, placed: TierPlacement, speeds: Speeds) -> float:
-    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for; beside a device only for those that
+    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for; beside a device only those that
     were not guessed while it computed.
 
     Routing is taken to be even, so the share of an expert's reads that find it in a tier is the share of experts there.
