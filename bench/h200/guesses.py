@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -90,7 +91,7 @@ def counted(tier: DeviceTier) -> dict[str, float]:
     return found
 
 
-def decode(engine: Engine, tier: DeviceTier, batch: int, new: int) -> Run:
+def decode(engine: Engine, tier: DeviceTier, batch: int, new: int, before_step: Callable[[], object] = lambda: None) -> Run:
     source = torch.Generator().manual_seed(batch)
     tokens: dict[int, list[int]] = {number + 1: [] for number in range(batch)}
     for number in tokens:
@@ -98,6 +99,7 @@ def decode(engine: Engine, tier: DeviceTier, batch: int, new: int) -> Run:
         engine.submit(Submit(id=number, token_ids=prompt, sampling=GREEDY, max_tokens=new))
     times, done, last, before = [], 0, time.perf_counter(), counted(tier)
     while done < batch:
+        before_step()
         outputs = engine.step()
         now = time.perf_counter()
         for output in outputs:
@@ -140,6 +142,32 @@ def use_guesses(engine: Engine, wanted: bool) -> None:
     graphs._graphs.clear()
 
 
+def opened(options: argparse.Namespace, batches: list[int], began: float) -> tuple[Engine, DeviceTier]:
+    """An engine of which only decode steps of these batches are compiled; graphs are captured as they are needed."""
+    launch = launch_of(options.model, options)
+    built = build(launch, "cuda")
+    decoder, tier = built.decoder, built.decoder.tier
+    assert isinstance(tier, DeviceTier)
+    speeds = tier.measure()
+    print(f"{options.model}: {built.offloaded}; weights after {time.perf_counter() - began:.1f} s", flush=True)
+    print(f"  link {speeds.link / 1e9:.1f} GB/s beside CPU kernels {speeds.host / 1e9:.1f} GB/s", flush=True)
+    engine = make_engine(with_limits(launch, built), decoder, "cuda")
+    graphs = engine.runner._graphs
+    assert graphs is not None
+    graphs._sizes = [*batches, *(size for size in graphs._sizes[-1:] if size > batches[-1])]
+    steps = [step for step in graphs.usual_steps() if step.tokens.shape[0] in batches]
+    with torch.inference_mode(), driver.collecting() as units:
+        for step in steps:
+            decoder.fused(step, engine.runner._caches)
+    driver.compile_all(units)
+    predicted = tier.placed.step_seconds if tier.placed is not None else 0.0
+    print(
+        f"  compiled after {time.perf_counter() - began:.1f} s; predicted {predicted * 1e3:.1f} ms a step of one sequence",
+        flush=True,
+    )
+    return engine, tier
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="GLM-4.6")
@@ -152,31 +180,10 @@ def main() -> int:
     parser.add_argument("--host-memory")
     options = parser.parse_args()
     began = time.perf_counter()
-    launch = launch_of(options.model, options)
-    built = build(launch, "cuda")
-    decoder, tier = built.decoder, built.decoder.tier
-    assert isinstance(tier, DeviceTier)
-    tier.promotions = None  # a swap would change who rounds what, and tokens with it
-    speeds = tier.measure()
-    print(f"{options.model}: {built.offloaded}; weights after {time.perf_counter() - began:.1f} s", flush=True)
-    print(f"  link {speeds.link / 1e9:.1f} GB/s beside CPU kernels {speeds.host / 1e9:.1f} GB/s", flush=True)
-    engine = make_engine(with_limits(launch, built), decoder, "cuda")
     batches = list(map(int, options.batch.split(",")))
-    graphs = engine.runner._graphs
-    assert graphs is not None
-    graphs._sizes = [*batches, *(size for size in graphs._sizes[-1:] if size > batches[-1])]
-    steps = [step for step in graphs.usual_steps() if step.tokens.shape[0] in batches]
-    with torch.inference_mode(), driver.collecting() as units:
-        for step in steps:
-            decoder.fused(step, engine.runner._caches)
-    driver.compile_all(units)
-    print(
-        f"  compiled after {time.perf_counter() - began:.1f} s; predicted {tier.placed.step_seconds * 1e3:.1f} ms"
-        if tier.placed
-        else "",
-        flush=True,
-    )
-    speeds_by_blocks(decoder)
+    engine, tier = opened(options, batches, began)
+    tier.promotions = None  # a swap would change who rounds what, and tokens with it
+    speeds_by_blocks(engine.runner._decoder)
     lines, best = [], dict[tuple[int, bool], float]()
     expected: dict[int, list[list[int]]] = {}
     for number in range(2 * options.rounds):

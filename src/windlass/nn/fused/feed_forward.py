@@ -227,6 +227,8 @@ class OffloadedFeed(RoutedFeed):
         self._following: OffloadedFeed | None = None
         self._is_foreseen = False
         self._scale: Tensor | None = None
+        self.next_correction: Tensor | None = None
+        """For the guess: that of the layer behind."""
 
     def foresee(self, following: OffloadedFeed, norms: tuple[Tensor, Tensor]) -> None:
         """Guesses for the layer behind from now on. `norms`: weights of the norms before the experts, of this layer and of that one. What enters them
@@ -236,6 +238,7 @@ class OffloadedFeed(RoutedFeed):
         old, new = (weight.float() for weight in norms)
         self._scale = torch.where(old == 0, 0.0, new / old).contiguous()
         self._following, following._is_foreseen = following, True
+        self.next_correction = following.correction
         self._guessed = torch.zeros(GUESS_ROWS, self.num_active, dtype=torch.int32, device=self.router.device)
 
     def _matrices(self, feed: MixtureOfExperts) -> tuple[Tiles, Tiles]:
@@ -277,7 +280,7 @@ class OffloadedFeed(RoutedFeed):
         if following is None or self._scale is None:
             return None
         logits = torch.empty(rows, self.num_experts, dtype=torch.float32, device=self._scale.device)
-        return Guess(following.router, following.correction, self._scale, logits, self._guessed[:rows])
+        return Guess(following.router, self.next_correction, self._scale, logits, self._guessed[:rows])
 
     def wide(self, x: Tensor) -> Parts:
         with self._tiers.whole():
