@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from engine_speed import shape_of
 
-from offload import profile
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
 from windlass.engine.engine import Engine
+from windlass.engine.execute.graphs import CapturedGraph
 from windlass.engine.load import build, make_engine, with_limits
 from windlass.engine.protocol import Submit
 from windlass.kernels.cuda import driver, tiered
@@ -134,12 +134,25 @@ def told(run: Run, tier: DeviceTier, batch: int, guesses: bool) -> str:
     return line
 
 
+CAPTURED: dict[bool, dict[tuple[int, int], CapturedGraph]] = {}
+"""Graphs with and without guesses."""
+
+
 def use_guesses(engine: Engine, wanted: bool) -> None:
     OffloadedFeed.guesses = wanted
     graphs = engine.runner._graphs
     assert graphs is not None
     torch.cuda.synchronize()
-    graphs._graphs.clear()
+    graphs._graphs = CAPTURED.setdefault(wanted, {})
+
+
+def profile(engine: Engine, tier: DeviceTier) -> None:
+    """Microseconds by kernel of some steps of one sequence; kernels that wait for others count from their launch."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        decode(engine, tier, 1, 8)
+        torch.cuda.synchronize()
+    for row in sorted(found.key_averages(), key=lambda r: -r.device_time_total)[:14]:
+        print(f"     {row.key[:60]:60s} {row.count:5d} x {row.device_time_total / row.count:8.1f} us", flush=True)
 
 
 def opened(options: argparse.Namespace, batches: list[int], began: float) -> tuple[Engine, DeviceTier]:
@@ -196,7 +209,7 @@ def main() -> int:
             best[batch, guesses] = min(best.get((batch, guesses), 1e9), run.seconds)
             print(lines[-1], f"({time.perf_counter() - began:.0f} s)", flush=True)
         if options.profile and number < 2:
-            profile(engine)
+            profile(engine, tier)
     for batch in batches:
         off, on = (best[batch, guesses] for guesses in (False, True))
         print(
