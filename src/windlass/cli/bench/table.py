@@ -148,6 +148,12 @@ def _tier_lines(tiers: TierResult) -> list[str]:
         lines.append(
             f"experts: {stats.expert_hits:,} found {here}, {stats.expert_misses:,} {elsewhere} ({stats.hit_rate:.1%} found)"
         )
+    if stats.expert_guesses:
+        lines.append(
+            f"guesses: {stats.expert_guessed_right / stats.expert_guesses:.0%} of {stats.expert_guesses:,} experts right, "
+            f"{stats.expert_foreseen / max(stats.expert_misses, 1):.0%} of the misses read before they were chosen; "
+            f"{format_bytes(stats.wasted_bytes)} fetched in vain"
+        )
     if tiers.disk_bytes_per_second:
         lines.append(
             f"disk: {format_bytes(stats.read_bytes)} read at {rate / 1e9:.2f} GB/s, {tiers.read_share:.0%} of the "

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from windlass.core.tiers.guesses import hidden_seconds
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement, Unit, in_blocks
 from windlass.errors import DoesNotFit
 from windlass.units import format_bytes
@@ -58,7 +59,8 @@ def place_tiers(demand: Demand, room: Room, speeds: Speeds, written: Collection[
 
 
 def predicted_seconds(demand: Demand, placed: TierPlacement, speeds: Speeds) -> float:
-    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for.
+    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for; beside a device only those that
+    were not guessed while it computed.
 
     Routing is taken to be even, so the share of an expert's reads that find it in a tier is the share of experts there.
     """
@@ -82,7 +84,8 @@ def _seconds(
     )
     waiting = (in_memory / speeds.below_device if has_device else 0.0) + (missing / speeds.disk if missing else 0.0)
     if has_device and in_memory and demand.experts is not None:
-        waiting += demand.experts.num_layers * EXCHANGE_SECONDS
+        exchange = demand.experts.num_layers * EXCHANGE_SECONDS
+        waiting += exchange - hidden_seconds(waiting, computing + exchange, demand.experts.rows)
     return max(computing + fixed, streaming) + waiting
 
 

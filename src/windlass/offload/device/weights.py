@@ -14,8 +14,9 @@ from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Speeds, TierPlacement
 from windlass.errors import Error, Impossible
 from windlass.kernels.cuda import layout
+from windlass.kernels.cuda.ahead import lane_on
 from windlass.kernels.cuda.layout import Tiles
-from windlass.kernels.cuda.tiered import FAILED_AT, STATE_WORDS, ExpertSlots, TieredTiles, mailbox_bytes
+from windlass.kernels.cuda.tiered import FAILED_AT, NUM_TOTALS, STATE_WORDS, ExpertSlots, TieredTiles, mailbox_bytes, share_tiles
 from windlass.offload.device.copies import HostExperts, StreamedLayers
 from windlass.offload.device.pinned import PinnedMemory
 from windlass.offload.device.promote import Promotions
@@ -33,7 +34,7 @@ class _Memory:
 
     def __init__(self, split: DeviceSplit, gate_up: Tiles, down: Tiles) -> None:
         device = gate_up.data.device
-        self.slots = ExpertSlots(_like(gate_up, split.num_slots), _like(down, split.num_slots), split.staging)
+        self.slots = ExpertSlots(_like(gate_up, split.num_slots), _like(down, split.num_slots), split.staging, split.in_host)
         for tiles in (self.slots.gate_up, self.slots.down):
             tiles.data[split.staging :].zero_()
         self.pinned = PinnedMemory(device)
@@ -46,7 +47,13 @@ class _Memory:
         """Of the table as it begins."""
         self.table, self.whole_table = places.to(device), slots.to(device)
         self.uses = torch.zeros_like(self.table)
-        self.totals = torch.zeros(2, dtype=torch.int64, device=device)
+        self.totals = torch.zeros(NUM_TOTALS, dtype=torch.int64, device=device)
+        self.lane = lane_on(device)
+        self.fetched_bytes = 0
+        """Of an expert in host memory: the device's part."""
+        if split.in_host:
+            first = self.host[0]
+            self.fetched_bytes = first.gate_up[0, share_tiles(self.share_blocks) :].numel() + first.down[0].numel()
 
     def _host_experts(self, count: int, gate_up: Tiles, down: Tiles) -> HostExperts:
         _, tiles, blocks, size = down.data.shape
@@ -133,7 +140,7 @@ class DeviceTieredWeights:
         host = memory.host[index]
         return TieredTiles(
             index, memory.slots, memory.table[index], memory.whole_table[index], memory.uses[index], memory.totals, host.gate_up,
-            host.down, memory.state, memory.mailbox, memory.share_blocks, self._copies, split.shared_slot(index),
+            host.down, memory.state, memory.mailbox, memory.share_blocks, self._copies, split.shared_slot(index), memory.lane,
         )  # fmt: skip
 
     def _ready(self, gate_up: Tiles, down: Tiles) -> _Memory:
@@ -182,7 +189,7 @@ class DeviceTier:
 
     def stats(self) -> TierStats:
         device_bytes, host_bytes = self._sizes()
-        hits, misses = self._memory.totals.tolist()
+        hits, misses, foreseen, guessed, right, begun, left_out = self._memory.totals.tolist()
         return TierStats(
             device_bytes=device_bytes,
             host_bytes=host_bytes,
@@ -190,6 +197,10 @@ class DeviceTier:
             num_experts=self.split.num_layers * self.split.num_experts,
             expert_hits=hits,
             expert_misses=misses,
+            expert_foreseen=foreseen,
+            expert_guesses=guessed,
+            expert_guessed_right=right,
+            wasted_bytes=max(0, begun * self._memory.fetched_bytes - left_out),
         )
 
     def measure(self) -> Speeds:

@@ -15,6 +15,7 @@ from windlass.core.layout import Layout
 from windlass.core.model import LatentAttention
 from windlass.core.place import Interval
 from windlass.core.scheme import GGUF_NAMES
+from windlass.core.tiers.guesses import hidden_seconds
 from windlass.core.tiers.placement import EXCHANGE_SECONDS
 from windlass.core.tiers.steps import offload_step_tokens
 from windlass.plan.engines.load import rates_on
@@ -217,7 +218,9 @@ class SpeedModel:
         if self.spec.experts is None:
             return replace(time, host_link=0.0, expert_fetch=moved.host / both + exchange)
         fetch = share * (moved.host_experts / both + moved.disk_experts / disk) + exchange
-        return replace(time, expert_fetch=min(fetch, time.expert_fetch))
+        idle = time.memory + time.compute + time.kernels + exchange
+        hidden = hidden_seconds(share * moved.host_experts / both, idle, rows) if rates is not IDEAL else 0.0
+        return replace(time, expert_fetch=min(fetch - hidden, time.expert_fetch))
 
     def _streamed(self, slot: DeviceSlot, moved: Offloaded, share: float, passes: int, time: StepTime, rates: Rates) -> StepTime:
         node = self.hardware.nodes[slot.node]
