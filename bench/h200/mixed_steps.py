@@ -8,7 +8,9 @@ Run: PYTHONPATH=src:bench/h200 python bench/h200/mixed_steps.py int8 steps
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import io
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +23,7 @@ from torch import Tensor
 from windlass.core import integer_units
 from windlass.core.scheme import scheme
 from windlass.families import rules
-from windlass.kernels.cuda import int8, linear, route
+from windlass.kernels.cuda import driver, int8, linear, route
 from windlass.kernels.cuda.layout import Tiles, dequantize
 from windlass.kernels.step import BLOCK_TOKENS, Step
 from windlass.nn.decoder import Decoder
@@ -103,6 +105,14 @@ def measure_experts(feeds: list[RoutedFeed], rows: int) -> None:
     print(f"experts  {rows:5d} rows, us: {'  '.join(line)}", flush=True)
 
 
+def measure_all(fused: FusedDecoder, counts: list[int]) -> None:
+    feeds = [layer.feed for layer in fused.layers if isinstance(layer.feed, RoutedFeed)]
+    for rows in counts:
+        measure_products(fused, rows)
+        if feeds:
+            measure_experts(feeds, rows)
+
+
 # --- whole steps -----------------------------------------------------------------------------------------------------
 
 
@@ -166,9 +176,11 @@ def main() -> int:
     print(torch.cuda.get_device_name(), options.model, options.layers, "layers", flush=True)
     if "int8" in options.what:
         errors(fused.layers[-1].qkv)
-        for rows in map(int, options.rows.split(",")):
-            measure_products(fused, rows)
-            measure_experts([layer.feed for layer in fused.layers if isinstance(layer.feed, RoutedFeed)], rows)
+        # Kernels are compiled together first: one after another they would take a minute.
+        with driver.collecting() as units, contextlib.redirect_stdout(io.StringIO()):
+            measure_all(fused, [int(options.rows.split(",")[0])])
+        driver.compile_all(units)
+        measure_all(fused, list(map(int, options.rows.split(","))))
     if "steps" in options.what:
         cases: Sequence[tuple[int, ...]] = [tuple(map(int, case.split("+"))) for case in options.cases.split(",")]
         for decoding, chunk, begun in cases:

@@ -30,6 +30,7 @@ from windlass.engine.protocol import Submit
 from windlass.families import rules
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.nn.decoder import Decoder
+from windlass.nn.fused.feed_forward import OffloadedFeed
 from windlass.offload.device import dense, weights
 from windlass.offload.device.dense import DenseTieredWeights
 from windlass.offload.device.disk import DiskPlace
@@ -262,20 +263,21 @@ def disk_after(tier: DeviceTier | None, before: tuple[int, float, int, int], sec
     )
 
 
-def counts(tier: DeviceTier | None) -> tuple[float, int, int, int]:
+def counts(tier: DeviceTier | None) -> tuple[float, ...]:
     if tier is None:
-        return 0.0, 0, 0, 0
+        return 0.0, 0, 0, 0, 0, 0
     stats = tier.stats()
     share = tier.share.counts if tier.share is not None else (0.0, 0)
-    return share[0], share[1], stats.expert_hits, stats.expert_misses
+    return share[0], share[1], stats.expert_hits, stats.expert_misses, stats.expert_guesses, stats.expert_guessed_right
 
 
-def after(tier: DeviceTier | None, before: tuple[float, int, int, int]) -> str:
+def after(tier: DeviceTier | None, before: tuple[float, ...]) -> str:
     if tier is None:
         return ""
-    busy, num_bytes, hits, misses = (now - then for now, then in zip(counts(tier), before, strict=True))
+    busy, num_bytes, hits, misses, guesses, right = (now - then for now, then in zip(counts(tier), before, strict=True))
     speed = f"CPU {num_bytes / busy / 1e9:.0f} GB/s of weights while busy {busy:.1f} s" if busy else "no CPU"
-    return f"; {hits / max(hits + misses, 1):.0%} of {hits + misses:,} uses on the device; {speed}"
+    guessed = f"; {right / guesses:.0%} of {guesses:,} guesses right" if guesses else ""
+    return f"; {hits / max(hits + misses, 1):.0%} of {hits + misses:,} uses on the device; {speed}{guessed}"
 
 
 def main() -> int:
@@ -288,11 +290,13 @@ def main() -> int:
     parser.add_argument("--prompt", default="8192")
     parser.add_argument("--share", type=float, help="the CPU's part of experts in host memory")
     parser.add_argument("--skew", help="SHARE:BIAS: so many of the experts are preferred by the router, e.g. 0.25:0.2")
+    parser.add_argument("--no-guesses", action="store_true", help="experts are fetched when they are chosen, not before")
     parser.add_argument("--profile", action="store_true", help="microseconds by kernel of a step")
     parser.add_argument("--gpu-memory")
     parser.add_argument("--host-memory")
     parser.add_argument("--disk-folder", help="experts that fit neither GPU nor host memory are kept here")
     options = parser.parse_args()
+    OffloadedFeed.guesses = not options.no_guesses
     if options.share is not None:
         dense.measured_speeds = weights.measured_speeds = lambda *_, **__: Speeds(
             host=options.share, link=1 - options.share, disk=0.0

@@ -20,7 +20,7 @@ PROCESSORS = 132
         (40, 8192, 28672, (48, 16, 4)),
         (64, 8192, 28672, (64, 16, 4)),
         (64, 8192, 8192, (64, 8, 2)),
-        (2048, 8192, 8192, (64, 16, 1)),
+        (2048, 8192, 8192, (128, 16, 1)),
     ],
 )
 def test_units_of_known_shapes(rows: int, outputs: int, inputs: int, expected: tuple[int, int, int]) -> None:

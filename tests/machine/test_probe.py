@@ -248,6 +248,25 @@ def test_measuring_reads_little(num_cores: int, monkeypatch: pytest.MonkeyPatch)
     assert speed == pytest.approx(sum(read) / (5 / 128), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("size", "threads", "expected"),
+    [
+        ("2048K", "0", 2048 * 1024),
+        ("2M", "0,16", 1024 * 1024),
+        ("1024K", "0-1", 512 * 1024),
+        ("", "0", 1024 * 1024),
+        ("2M", "", 2**21),
+    ],
+)
+def test_a_threads_second_level_cache(tmp_path: Path, size: str, threads: str, expected: int) -> None:
+    folder = tmp_path / "index2"
+    folder.mkdir()
+    (folder / "size").write_text(size + "\n")
+    (folder / "shared_cpu_list").write_text(threads + "\n")
+    assert bandwidth.second_level_bytes(tmp_path) == expected
+    assert bandwidth.second_level_bytes(tmp_path / "nowhere") == bandwidth.USUAL_SECOND_LEVEL
+
+
 def test_this_machines_memory_is_plausible() -> None:
     """Several times: a thread that waits for a core in the middle of it finds memory slower than anybody would believe."""
     found = [bandwidth.measure(2) for _ in range(10)]

@@ -146,10 +146,19 @@ class StandIns(Small):
         return self._sliced(x.codes, weight, out, bias, slices)
 
     def gate_up(
-        self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: integer_units.Shape | None = None
-    ) -> Tensor:
+        self,
+        x: RoundedRows,
+        weight: Tiles,
+        out: Tensor | RoundedRows,
+        routes: Routes,
+        *,
+        shape: integer_units.Shape | None = None,
+    ) -> Tensor | RoundedRows:
         assert weight.group == int8.GROUP and (shape or routes.item_rows.shape[1] in integer_units.SHAPES)
-        return self._gate_up(x.codes, weight, out, routes)
+        if isinstance(out, RoundedRows):
+            assert weight.num_tiles % 16 == 0 and (shape or integer_units.SHAPES[routes.item_rows.shape[1]]).tiles == 16
+        self._gate_up(x.codes, weight, out if isinstance(out, Tensor) else out.codes, routes)
+        return out
 
     def down(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
         assert weight.group == int8.GROUP and routes.item_rows.shape[1] in integer_units.SHAPES and out.dtype == self.half

@@ -20,7 +20,7 @@ from cuda_references import decode_attention_reference, head_norm_reference, nor
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.fused import BLOCK_INPUTS
 from windlass.kernels.cuda import attention, route
-from windlass.kernels.cuda.route import Routes
+from windlass.kernels.cuda.route import Guess, Routes
 from windlass.kernels.step import KvCache
 
 NAN = float("nan")
@@ -56,13 +56,27 @@ class Small:
         plain(torch.float32, x, norm, weight, logits)
         return put(logits, norm_reference(x, norm, eps) @ weight.T)
 
-    def router_many(self, x: Tensor, weight: Tensor, logits: Tensor) -> Tensor:
+    def router_many(self, x: Tensor, weight: Tensor, logits: Tensor, guess: Guess | None = None) -> Tensor:
         plain(self.half, x)
         plain(torch.float32, weight, logits)
         assert logits.shape == (len(x), len(weight)) and len(weight) % 4 == 0
+        if guess is not None:
+            plain(torch.float32, guess.router, guess.scale, guess.logits)
+            assert (
+                guess.router.shape == weight.shape
+                and guess.scale.shape == weight.shape[1:]
+                and guess.logits.shape == logits.shape
+            )
+            put(guess.logits, x.float() @ (guess.router * guess.scale).T)
         return put(logits, x.float() @ weight.T)
 
-    def route_many(self, logits: Tensor, correction: Tensor | None, into: Routes, routed_scale: float = 1.0) -> Routes:
+    def route_many(
+        self, logits: Tensor, correction: Tensor | None, into: Routes, routed_scale: float = 1.0, guess: Guess | None = None
+    ) -> Routes:
+        if guess is not None:
+            plain(torch.int32, guess.ids)
+            ids, _ = route_reference(guess.logits, guess.correction, into.num_active, routed_scale, softmax=into.softmax)
+            put(guess.ids, ids.int())
         assert len(logits) <= route.MAX_ROWS and into.ids.shape == into.weights.shape == (len(logits), into.num_active)
         plain(torch.int32, into.ids)
         plain(torch.float32, into.weights)

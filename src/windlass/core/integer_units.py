@@ -13,9 +13,9 @@ class Shape(NamedTuple):
 
     warpgroups: int
     deep: int
-    sets: int
+    split: int
+    """Columns of the first half of a product, 0 for one whole."""
     fragments: int
-    stage_blocks: int
 
     @property
     def tiles(self) -> int:
@@ -27,18 +27,18 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    16: Shape(3, 2, 2, 2, 2),
-    32: Shape(3, 2, 2, 2, 2),
-    48: Shape(2, 2, 2, 2, 2),
-    64: Shape(2, 2, 2, 2, 2),
-    80: Shape(2, 2, 1, 2, 2),
-    128: Shape(2, 2, 1, 1, 1),
+    16: Shape(3, 2, 0, 2),
+    32: Shape(3, 2, 0, 2),
+    48: Shape(2, 2, 0, 2),
+    64: Shape(2, 2, 0, 2),
+    80: Shape(2, 2, 32, 2),
+    128: Shape(2, 2, 64, 1),
 }
 """For items of experts, by their rows of x; the fastest of those tried (docs/reference/cuda-notes.md)."""
-ITEM_SECONDS = {16: 0.51e-6, 32: 0.57e-6, 48: 0.62e-6, 64: 0.74e-6, 80: 0.82e-6}
+ITEM_SECONDS = {16: 0.51e-6, 32: 0.57e-6, 48: 0.58e-6, 64: 0.7e-6, 80: 0.775e-6}
 """Of a block of inputs of 256 rows of weights, by the rows of an item; a unit has an overhead of `ITEM_BLOCKS` such blocks. Measured with the
-experts of GLM-4.5-Air and 128 to 2,048 rows (docs/reference/cuda-notes.md, 30 to 32)."""
-ITEM_BLOCKS = 2.8
+experts of GLM-4.5-Air and 128 to 2,048 rows (docs/reference/cuda-notes.md, 30 to 32 and 36)."""
+ITEM_BLOCKS = 1.7
 
 
 class UnitKind(NamedTuple):
@@ -52,15 +52,15 @@ class UnitKind(NamedTuple):
 
 
 UNIT_KINDS = (
-    UnitKind(16, Shape(2, 2, 2, 2, 2), 0.54e-6),
-    UnitKind(16, Shape(2, 1, 2, 2, 2), 0.275e-6),
-    UnitKind(32, Shape(2, 2, 2, 2, 2), 0.55e-6),
-    UnitKind(32, Shape(2, 1, 2, 2, 2), 0.28e-6),
-    UnitKind(48, Shape(2, 2, 2, 2, 2), 0.63e-6),
-    UnitKind(64, Shape(2, 2, 2, 2, 2), 0.735e-6),
-    UnitKind(64, Shape(2, 1, 2, 2, 2), 0.39e-6),
-    UnitKind(80, Shape(2, 2, 1, 2, 2), 0.96e-6),
-    UnitKind(128, Shape(2, 2, 1, 1, 1), 1.48e-6),
+    UnitKind(16, Shape(2, 2, 0, 2), 0.54e-6),
+    UnitKind(16, Shape(2, 1, 0, 2), 0.275e-6),
+    UnitKind(32, Shape(2, 2, 0, 2), 0.55e-6),
+    UnitKind(32, Shape(2, 1, 0, 2), 0.28e-6),
+    UnitKind(48, Shape(2, 2, 0, 2), 0.57e-6),
+    UnitKind(64, Shape(2, 2, 0, 2), 0.72e-6),
+    UnitKind(64, Shape(2, 1, 0, 2), 0.41e-6),
+    UnitKind(80, Shape(2, 2, 32, 2), 0.9e-6),
+    UnitKind(128, Shape(2, 2, 64, 1), 1.32e-6),
 )
 """Measured in products of 32 to 2,048 rows. Small units fill the device where a matrix has few rows."""
 PARTS_BYTES_PER_SECOND = 3.5e12

@@ -22,7 +22,9 @@ TOTAL_BYTES, CACHE_TIMES = 128 * MIB, 4
 """Divided among the threads: at least so much, and so many times the L3 cache; less was read from the cache of a server (252 GB/s of 140)."""
 
 MIN_BYTES_PER_THREAD, MAX_BYTES_PER_THREAD = 16 * MIB, 128 * MIB
-L3_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+USUAL_SECOND_LEVEL = MIB
+"""Of a server's core, where the system does not tell."""
 MAX_THREADS = 64
 """Enough to saturate two sockets."""
 
@@ -105,11 +107,30 @@ def bytes_per_thread(num_threads: int, l3_bytes: int) -> int:
 
 def _l3_bytes() -> int:
     """0: unknown."""
+    return _cache_bytes(CACHES / "index3")
+
+
+def second_level_bytes(caches: Path = CACHES) -> int:
+    """Of the cache that a thread has before memory that all share: threads of one core divide it."""
+    found = _cache_bytes(caches / "index2")
     try:
-        text = L3_SIZE.read_text().strip()
+        return (found or USUAL_SECOND_LEVEL) // _num_listed((caches / "index2" / "shared_cpu_list").read_text())
+    except (OSError, ValueError):
+        return found or USUAL_SECOND_LEVEL
+
+
+def _cache_bytes(folder: Path) -> int:
+    try:
+        text = (folder / "size").read_text().strip()
         return int(text.removesuffix("K")) * 1024 if text.endswith("K") else int(text.removesuffix("M")) * MIB
     except (OSError, ValueError):
         return 0
+
+
+def _num_listed(text: str) -> int:
+    """Of numbers and ranges: 0-1,16."""
+    ends = [part.split("-") for part in text.strip().split(",")]
+    return max(1, sum(int(part[-1]) - int(part[0]) + 1 for part in ends))
 
 
 def _speed(spans: list[Span]) -> float | None:

@@ -91,13 +91,13 @@ class Recorder:
         return result
 
 
-def full_size(name: str, group: int = 128) -> Decoder:
-    """The published shape with a few layers, one of every kind."""
+def full_size(name: str, group: int = 128, routed: int = 1) -> Decoder:
+    """The published shape with a few layers, one of every kind, or more of the last."""
     known = find(name)
     assert known is not None
     config = {key: value for key, value in published_config(known).items() if key != "quantization_config"}
     for key in {"num_layers", "num_hidden_layers"} & config.keys():
-        config[key] = config.get("first_k_dense_replace", 0) + 1
+        config[key] = config.get("first_k_dense_replace", 0) + routed
     spec = describe(config, name)
     weights = Shapes(spec, rules(spec), quant=scheme("int4", group), device=META, tiled=True)
     assert weights.tiled
@@ -105,12 +105,12 @@ def full_size(name: str, group: int = 128) -> Decoder:
 
 
 def offloaded(name: str) -> Decoder:
-    """The same with a third of its experts in host memory."""
-    whole = full_size(name)
+    """The same with a third of its experts in host memory; one layer guesses for the next."""
+    whole = full_size(name, routed=2)
     first = next(number for number, layer in enumerate(whole.layers) if isinstance(layer.feed_forward, MixtureOfExperts))
     moe = whole.spec.experts
     assert moe is not None
-    split = DeviceSplit(1, moe.num_experts, moe.num_experts * 2 // 3, moe.shared_intermediate_size > 0, share=0.6)
+    split = DeviceSplit(2, moe.num_experts, moe.num_experts * 2 // 3, moe.shared_intermediate_size > 0, share=0.6)
     weights = Shapes(whole.spec, rules(whole.spec), quant=scheme("int4", 128), device=META, tiled=True)
     return Decoder(whole.spec, DeviceTieredWeights(weights, split, first), 8192)
 

@@ -149,3 +149,9 @@ def test_a_cache_in_fp8_has_kernels_of_its_own() -> None:
     own = set(recorded_fp8("GLM-4.5-Air").units) - set(recorded("GLM-4.5-Air").units)
     assert {file for file, _ in own} == {"attention.cu", "rotary.cu"}
     assert all(dict(defines)["FP8"] == 1 for _, defines in own)
+
+
+def test_a_guess_is_fetched_beside_other_kernels() -> None:
+    """And only where a layer follows."""
+    functions = {name for (file, _), names in recorded_offloaded().units.items() if file == "offload.cu" for name in names}
+    assert functions == {"place", "fetch", "ahead", "collect", "remap"}

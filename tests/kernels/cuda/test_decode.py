@@ -264,6 +264,22 @@ def test_experts_in_integers() -> None:
         close(residual, plain, 3e-2)
 
 
+def test_gate_and_up_rounded_at_once_are_those_rounded_afterwards() -> None:
+    gate_up, _ = mixture()
+    for rows in (9, 300, 1100):
+        ids, weights = route.choose_many(torch.randn(rows, 32, device="cuda"), None, 8)
+        x = int8.quantize_rows(torch.randn(rows, 1024, device="cuda").to(torch.bfloat16))
+        for size, shape in integer_units.SHAPES.items():
+            if int8.gate_up_kind(gate_up, shape) != 4:
+                continue
+            chosen = route.dispatch(ids, weights, 32, 1, size)
+            expected = int8.quantize_rows(int8.gate_up(x, gate_up, poisoned(rows * 9, 1408, dtype=torch.bfloat16), chosen))
+            found = int8.empty_rows(rows * 9, 1408, torch.device("cuda"))
+            found.codes.fill_(99), found.scales.fill_(torch.nan)
+            int8.gate_up(x, gate_up, found, chosen)
+            assert torch.equal(found.codes, expected.codes) and torch.equal(found.scales, expected.scales)
+
+
 def test_a_norm_in_eight_bits_is_its_rows_rounded() -> None:
     for rows, width in ((3, 1024), (70, 4096), (70, 5120), (300, 8192)):
         residual, gain = torch.randn(rows, width, device="cuda"), torch.rand(width, device="cuda")

@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-for folder in (Path(__file__).parent, Path(__file__).parents[1]):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+HERE = str(Path(__file__).parents[1])
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
 
-from offload_kernels import OffloadKernels, tiles_of  # noqa: E402
 from stand_ins import StandIns  # noqa: E402
+from stand_ins_offload import OffloadStandIns  # noqa: E402
 from tiny_fused import weights_of  # noqa: E402
 
 from windlass.core.tiers.device import DeviceSplit  # noqa: E402
 from windlass.errors import BadInput  # noqa: E402
-from windlass.kernels.cuda import driver, layout  # noqa: E402
-from windlass.kernels.cuda.layout import Tiles  # noqa: E402
 from windlass.nn import Decoder  # noqa: E402
 from windlass.offload.device.disk import DiskPlace  # noqa: E402
 from windlass.offload.device.share import library  # noqa: E402
@@ -33,15 +31,6 @@ pytestmark = [pytest.mark.cpu, pytest.mark.skipif(library() is None, reason="no 
 CHUNKS = [(0, 70), (70, 71), (71, 90), (90, 91), (91, 162), (162, 163)]
 """Rows of steps: more than 64, one, several, one, more than 64 again, one."""
 KEY = "k" * 32
-
-
-class Changing(StandIns):
-    """Weights that change: staging slots. Nothing is kept of them."""
-
-    def _product(self, x: Any, weight: Tiles, matrix: int = 0) -> Any:
-        if weight.num_matrices == 1:
-            return super()._product(x, weight, matrix)
-        return x.float() @ layout.dequantize(weight.part(matrix, matrix + 1))[0].T
 
 
 def logits_of(decoder: Any, tiny: Any) -> list[Any]:
@@ -65,6 +54,19 @@ def offloaded(name: str, folder: Path, on_device: int, on_disk: int, slots: int,
     return decoder
 
 
+def whole_logits(name: str, tiny: Any, patch: pytest.MonkeyPatch) -> list[Any]:
+    """Logits of the whole model."""
+    StandIns(torch.float32).install(patch)
+    spec, weights, _ = weights_of(name)
+    return logits_of(Decoder(spec, weights), tiny)
+
+
+def stand_in(decoder: Any, patch: pytest.MonkeyPatch) -> OffloadStandIns:
+    made = OffloadStandIns(torch.float32, decoder.tier._memory.mailbox, decoder.tier.share)
+    made.install(patch)
+    return made
+
+
 def assert_alike(expected: list[Any], found: list[Any]) -> None:
     """Rows that the CPU computes are rounded to bf16 on their way to it. Where two experts are nearly equally likely that may change the choice."""
     errors = [(one - other).norm(dim=-1) / one.norm(dim=-1) for one, other in zip(expected, found, strict=True)]
@@ -79,26 +81,23 @@ def assert_alike(expected: list[Any], found: list[Any]) -> None:
 def test_the_same_logits(
     name: str, on_device: int, on_disk: int, slots: int, share: float, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Changing(torch.float32).install(monkeypatch)
-    kernels = OffloadKernels()
-    monkeypatch.setattr(driver, "kernel", kernels.kernel)
-    spec, weights, _ = weights_of(name)
-    expected = logits_of(Decoder(spec, weights), tiny)
+    expected = whole_logits(name, tiny, monkeypatch)
     decoder = offloaded(name, tmp_path, on_device, on_disk, slots, share)
+    kernels = stand_in(decoder, monkeypatch)
     assert_alike(expected, logits_of(decoder, tiny))
     decoder.tier.after_step()
     stats = decoder.tier.stats()
     assert (kernels.num_on_disk > 0) == (on_disk > 0) == (stats.expert_reads > 0) == (stats.read_bytes > 0)
-    assert all(not layer.slots.gate_up.data[layer.nothing_slot].any() for layer in tiles_of(decoder) if on_disk)
+    slots_there, nothing = decoder.tier._memory.slots, decoder.tier.split.nothing_slot
+    assert nothing < 0 or not (slots_there.gate_up.data[nothing].any() or slots_there.down.data[nothing].any())
     decoder.tier.close()
 
 
 def test_a_disk_that_fails_during_a_prompt(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step ends with an error that names the file, and the next one is right once the file is."""
-    Changing(torch.float32).install(monkeypatch)
-    monkeypatch.setattr(driver, "kernel", OffloadKernels().kernel)
-    spec, weights, _ = weights_of("glm+128")
+    expected = whole_logits("glm+128", tiny, monkeypatch)
     decoder = offloaded("glm+128", tmp_path, 12, 10, 8, 0.5)
+    stand_in(decoder, monkeypatch)
     file = tier_path(tmp_path, KEY)
     content = file.read_bytes()
     with file.open("r+b") as opened:
@@ -106,7 +105,7 @@ def test_a_disk_that_fails_during_a_prompt(tiny: Any, tmp_path: Path, monkeypatc
     with pytest.raises(BadInput, match=file.name):
         logits_of(decoder, tiny)
     file.write_bytes(content)
-    assert_alike(logits_of(Decoder(spec, weights), tiny), logits_of(decoder, tiny))
+    assert_alike(expected, logits_of(decoder, tiny))
     reads = decoder.tier._memory.reads
     assert len(reads._free) == reads._disk.ring.shape[0] and not reads._held, "a block was lost, or is still held"
     decoder.tier.close()

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from waiting import until
 from windlass.kernels import build
 from windlass.kernels.cuda import layout
 from windlass.kernels.cuda.layout import Tiles, dequantize
-from windlass.kernels.cuda.tiered import ITEM_BYTES, ITEMS_AT, ROWS_AT, mailbox_bytes, sums_at
+from windlass.kernels.cuda.tiered import GUESSES_AT, ITEM_BYTES, ITEMS_AT, MAX_GUESSES, ROWS_AT, TOLD_AT, mailbox_bytes, sums_at
 from windlass.offload.device.share import CpuShare, library
 
 pytestmark = pytest.mark.cpu
@@ -50,11 +51,15 @@ def test_product_of_a_tile(lib: ctypes.CDLL, group: int, level: int) -> None:
 class Asked:
     """A mailbox as the device fills it."""
 
-    def __init__(self, layers: list[tuple[Tiles, Tiles]], blocks: int, threads: int, plain: bool = False) -> None:
+    def __init__(
+        self, layers: list[tuple[Tiles, Tiles]], blocks: int, threads: int, plain: bool = False, ahead_bytes: int | None = None
+    ) -> None:
         self.mailbox = torch.zeros(mailbox_bytes(HIDDEN) + 64, dtype=torch.uint8)
         self.mailbox = self.mailbox[-self.mailbox.data_ptr() % 64 :][: mailbox_bytes(HIDDEN)]
         gate_up, down = [first.data for first, _ in layers], [second.data[:, :, :blocks].contiguous() for _, second in layers]
-        self.share = CpuShare(gate_up, down, layers[0][0], self.mailbox, blocks, threads=threads, plain=plain)
+        self.share = CpuShare(
+            gate_up, down, layers[0][0], self.mailbox, blocks, threads=threads, ahead_bytes=ahead_bytes, plain=plain
+        )
 
     def ask(self, layer: int, x: Tensor, items: list[tuple[int, list[int], list[float]]]) -> Tensor:
         """Items: expert, rows, weights."""
@@ -111,3 +116,54 @@ def test_answers_every_question(lib: ctypes.CDLL, threads: int, group: int, plai
         assert torch.equal(found, asked.ask(layer, x, items)), "not the same twice"
     assert asked.share.counts.num_bytes > 0
     asked.share.close()
+
+
+def tell(asked: Asked, number: int, layer: int, experts: list[int]) -> None:
+    """As the device tells a guess: the list first, its number last."""
+    asked.mailbox[GUESSES_AT : GUESSES_AT + 4 * len(experts)].view(torch.int32).copy_(torch.tensor(experts, dtype=torch.int32))
+    asked.mailbox[TOLD_AT + 4 : TOLD_AT + 12].view(torch.int32).copy_(torch.tensor([layer, len(experts)], dtype=torch.int32))
+    asked.mailbox[TOLD_AT : TOLD_AT + 4].view(torch.int32).fill_(number)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_guesses_change_no_answer(lib: ctypes.CDLL, threads: int) -> None:
+    """Right, wrong, more than there are, of no layer, in the middle of questions; and they are read: as many bytes as the guess has, or the cache."""
+    del lib
+    layers = [made(1), made(11)]
+    asked = Asked(layers, 2, threads)
+    source = torch.Generator().manual_seed(3)
+    guesses = [
+        (1, [0, 5]),
+        (0, [1]),
+        (1, []),
+        (7, [2]),
+        (0, [2**31 - 1, -1, 3]),
+        (1, list(range(MAX_GUESSES))),
+        (0, [2] * MAX_GUESSES),
+    ]
+    x = torch.randn(1, HIDDEN, generator=source).bfloat16()
+    items = [(3, [0], [0.5]), (5, [0], [1.0])]
+    plainly = asked.ask(1, x, items)
+    for number, (layer, experts) in enumerate(guesses * 3, start=1):
+        tell(asked, number, layer, experts)
+        assert torch.equal(asked.ask(1, x, items), plainly)
+    asked.share.close()
+
+
+def test_what_was_guessed_is_read(lib: ctypes.CDLL) -> None:
+    """By all threads together the CPU's part of each expert once, and no more than their caches hold."""
+    del lib
+    each = sum(part.data[0].numel() for part in made(1)) * 2 // 3  # two of three blocks
+    x = torch.zeros(1, HIDDEN, dtype=torch.bfloat16)
+    for experts, cached, expected in (([4, 1], 2**20, 2 * each), ([0, 2, 3], 4096, 2 * 4096), ([], 2**20, 0)):
+        asked = Asked([made(1), made(11)], 2, 2, ahead_bytes=cached)
+        tell(asked, 1, 1, experts)
+
+        def is_read(asked: Asked = asked, expected: int = expected) -> bool:
+            asked.ask(0, x, [(0, [0], [1.0])])  # of the layer before; it wakes threads that sleep
+            return asked.share.counts.ahead_bytes == expected
+
+        until(is_read, lambda asked=asked: asked.share.counts)
+        asked.ask(1, x, [(0, [0], [1.0])])
+        assert asked.share.counts.ahead_bytes == expected
+        asked.share.close()

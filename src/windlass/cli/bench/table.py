@@ -154,6 +154,12 @@ def _tier_lines(tiers: TierResult) -> list[str]:
     lines = [f"offload: {tiers.placement}"]
     if stats.hit_rate is not None:
         lines.append(f"experts: {_hits(stats, beside_device=bool(tiers.link_bytes_per_second))} ({stats.hit_rate:.1%} found)")
+    if stats.expert_guesses:
+        lines.append(
+            f"guesses: {stats.expert_guessed_right / stats.expert_guesses:.0%} of {stats.expert_guesses:,} experts right, "
+            f"{stats.expert_foreseen / max(stats.expert_misses, 1):.0%} of the misses read before they were chosen; "
+            f"{format_bytes(stats.wasted_bytes)} fetched in vain"
+        )
     if tiers.disk_bytes_per_second:
         lines.append(
             f"disk: {format_bytes(stats.read_bytes)} read at {rate / 1e9:.2f} GB/s, {tiers.read_share:.0%} of the "

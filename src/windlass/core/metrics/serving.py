@@ -109,6 +109,12 @@ OFFLOAD_EXPERT_READS = counter(
 OFFLOAD_EXPERT_FORESEEN = counter(
     "windlass_offload_expert_foreseen_total", "Of these, experts whose read began before a layer had chosen them."
 )
+OFFLOAD_GUESSES = counter(
+    "windlass_offload_guesses_total", "Experts that a layer was expected to choose, beside a GPU.", "outcome"
+)
+OFFLOAD_WASTED_BYTES = counter(
+    "windlass_offload_wasted_bytes_total", "Bytes that a GPU fetched for experts that were not chosen."
+)
 
 # --- hosts and ranks of a split model, or of a training run
 
@@ -169,6 +175,8 @@ OFFLOAD = (
     OFFLOAD_EXPERT_MISSES,
     OFFLOAD_EXPERT_READS,
     OFFLOAD_EXPERT_FORESEEN,
+    OFFLOAD_GUESSES,
+    OFFLOAD_WASTED_BYTES,
 )
 FLEET = (
     WORKER_UP,

@@ -104,7 +104,8 @@ def _pool(experts: dict[tuple[str, str], int], spec: ModelSpec, batch: float) ->
     moe = spec.experts
     touched = distinct_experts(moe, batch) / moe.num_experts
     layers = len({layer for layer, _ in experts})
-    return ExpertPool(num_experts=len(experts), expert_bytes=max(experts.values()), touched=touched, num_layers=layers)
+    size = max(experts.values())
+    return ExpertPool(num_experts=len(experts), expert_bytes=size, touched=touched, num_layers=layers, rows=batch)
 
 
 def planned_tensors(

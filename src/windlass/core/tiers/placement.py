@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from windlass.core.tiers.guesses import hidden_seconds
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement, Unit, in_blocks
 from windlass.errors import DoesNotFit
 from windlass.units import format_bytes
@@ -58,7 +59,8 @@ def place_tiers(demand: Demand, room: Room, speeds: Speeds, written: Collection[
 
 
 def predicted_seconds(demand: Demand, placed: TierPlacement, speeds: Speeds) -> float:
-    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for.
+    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for; beside a device only those that
+    were not guessed while it computed.
 
     Routing is taken to be even, so the share of an expert's reads that find it in a tier is the share of experts there.
     """
@@ -90,23 +92,26 @@ def _seconds(
     )
     if has_device:
         cached = in_memory * cache_slots / host_slots if host_slots else 0.0
-        waiting = _waiting_below(demand, speeds, in_memory - cached, cached, missing)
+        waiting = _waiting_below(demand, speeds, computing, in_memory - cached, cached, missing)
     else:
         waiting = missing / speeds.disk if missing else 0.0
     return max(computing + fixed, streaming) + waiting
 
 
-def _waiting_below(demand: Demand, speeds: Speeds, at_home: float, cached: float, missing: float) -> float:
+def _waiting_below(demand: Demand, speeds: Speeds, device_seconds: float, at_home: float, cached: float, missing: float) -> float:
     """Of a step beside a device, for bytes of experts in host memory, in its cache of those on disk, and on disk. What is missing is read while the
-    rest is computed; of a layer, what came last is computed alone. The CPU computes all of what is on disk, cached or not."""
+    rest is computed; of a layer, what came last is computed alone. The CPU computes all of what is on disk, cached or not. Only what is in host
+    memory is guessed."""
     if demand.experts is None or not at_home + cached + missing:
         return 0.0
     pool, computing = demand.experts, at_home / speeds.below_device
+    exchange = pool.num_layers * EXCHANGE_SECONDS
+    computing -= hidden_seconds(computing, device_seconds + exchange, pool.rows)
     if cached + missing:
         computing += (cached + missing) / speeds.host
     reading = missing / speeds.disk if missing else 0.0
     last = min(pool.num_layers * pool.expert_bytes, missing) / speeds.host if missing else 0.0
-    return max(computing, reading + last) + pool.num_layers * EXCHANGE_SECONDS
+    return max(computing, reading + last) + exchange
 
 
 def _expert_reads(demand: Demand, device_slots: int, host_slots: int) -> tuple[float, float, float]:

@@ -27,6 +27,11 @@ class TierStats(Frozen):
     """Beside a device with a disk below: of the misses, those that were read from disk. The others were in host memory."""
     expert_foreseen: int = 0
     """Of the misses: those that were being read before they were chosen."""
+    expert_guesses: int = 0
+    """Beside a GPU: experts in host memory that a layer was expected to choose."""
+    expert_guessed_right: int = 0
+    wasted_bytes: int = 0
+    """Fetched by the device for wrong guesses."""
     read_bytes: int = 0
     read_seconds: float = 0.0
     """With at least one read in flight."""

@@ -33,6 +33,8 @@ class ExpertPool(Frozen):
     """Share of them that a step is expected to read."""
     num_layers: int = 1
     """That they belong to, evenly."""
+    rows: float = 0.0
+    """Of a step: sequences at once. 0: not experts that are chosen, but slices that every step reads."""
     least_slots: int = 2
     """Slots without which a layer cannot be computed: one that computes, one that is being filled."""
 

@@ -8,7 +8,7 @@ Weights in groups of 128 only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from windlass.kernels.cuda.linear import WHOLE_BUDGET, WIDE
 from windlass.kernels.cuda.route import Routes
 
 GROUP = 128
+OUTPUT_TILES = BLOCK_INPUTS // 8
+"""Of gate and up, whose outputs are a block: a tile has eight."""
 
 
 class RoundedRows(NamedTuple):
@@ -28,6 +30,9 @@ class RoundedRows(NamedTuple):
     """int8 [rows, inputs], in the order of the weights' codes"""
     scales: Tensor
     """fp32 [rows, inputs / 128]: a sixteenth of a step, as the kernel's weights are 16 times too high"""
+
+
+Out = TypeVar("Out", Tensor, RoundedRows)
 
 
 def empty_rows(rows: int, inputs: int, device: torch.device) -> RoundedRows:
@@ -54,18 +59,17 @@ def supports(weight: Tiles) -> bool:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel: what it does, with which matrix, units of how many rows and which shape, slices of how many blocks, and whether of a list."""
+    """A kernel: what it does, with which matrix, units of how many rows and which shape, and whether of a list."""
 
     kind: int
     weight: Tiles
     rows: int
     shape: Shape
-    blocks: int
     items: int
 
     @property
     def unit(self) -> driver.Unit:
-        return kernel(self.kind, self.weight, self.rows, self.blocks, items=self.items, shape=self.shape)[0].unit
+        return kernel(self.kind, self.weight, self.rows, items=self.items, shape=self.shape)[0].unit
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -75,7 +79,7 @@ class Variant:
         return isinstance(other, Variant) and self._key() == other._key()
 
     def _key(self) -> tuple[int | Shape, ...]:
-        return self.kind, self.rows, self.shape, self.blocks, self.items, self.weight.group
+        return self.kind, self.rows, self.shape, self.items, self.weight.group
 
 
 def whole_cut(rows: int, weight: Tiles) -> Cut:
@@ -85,39 +89,36 @@ def whole_cut(rows: int, weight: Tiles) -> Cut:
 
 def whole_variant(rows: int, weight: Tiles) -> Variant:
     way = whole_cut(rows, weight)
-    return Variant(0, weight, way.rows, way.shape, weight.tile_blocks, 0)
+    return Variant(0, weight, way.rows, way.shape, 0)
 
 
 def parts_variant(rows: int, weight: Tiles) -> Variant:
     way = cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors())
-    return Variant(0 if way.slices == 1 else 2, weight, way.rows, way.shape, weight.tile_blocks // way.slices, 0)
+    return Variant(0 if way.slices == 1 else 2, weight, way.rows, way.shape, 0)
 
 
 def gate_up_variant(rows: int, weight: Tiles) -> Variant:
     """Of a dense feed-forward."""
     way = whole_cut(rows, weight)
-    return Variant(1, weight, way.rows, way.shape, weight.tile_blocks, 1)
+    return Variant(gate_up_kind(weight, way.shape), weight, way.rows, way.shape, 1)
 
 
 def item_variants(rows: int, gate_up: Tiles, down: Tiles) -> set[Variant]:
     """Of experts, for items of so many rows."""
-    return {Variant(kind, of, rows, SHAPES[rows], of.tile_blocks, 1) for kind, of in ((1, gate_up), (3, down))}
+    shape = SHAPES[rows]
+    return {Variant(gate_up_kind(gate_up, shape), gate_up, rows, shape, 1), Variant(3, down, rows, shape, 1)}
 
 
-def kernel(
-    kind: int, weight: Tiles, rows: int, blocks: int, *, items: int, shape: Shape | None = None
-) -> tuple[driver.Kernel, int, Shape]:
-    """int8.cu for units of `rows` rows of x and slices of `blocks` blocks of inputs, and its bytes of shared memory."""
+def kernel(kind: int, weight: Tiles, rows: int, *, items: int, shape: Shape | None = None) -> tuple[driver.Kernel, int, Shape]:
+    """int8.cu for units of `rows` rows of x, and its bytes of shared memory."""
     shape = shape or SHAPES[rows]
-    stage_blocks = min(shape.stage_blocks, blocks)
-    stage_bytes = (
-        -(-(-(-stage_blocks * rows * 132 // 128) * 128 + shape.tiles * stage_blocks * weight.block_bytes) // 1024) * 1024
-    )
-    stages = min(8, (WHOLE_BUDGET - rows * 4) // (stage_bytes + 20))
-    shared = stages * (stage_bytes + 20) + rows * 4
+    stage_bytes = -(-(-(-rows * 132 // 128) * 128 + shape.tiles * weight.block_bytes) // 1024) * 1024
+    rest = rows * (16 if kind == 4 else 4)
+    stages = min(8, (WHOLE_BUDGET - rest) // (stage_bytes + 20))
+    shared = stages * (stage_bytes + 20) + rest
     run = driver.kernel(
-        "int8.cu", WIDE, shared_bytes=shared, KIND=kind, N=rows, ITEMS=items, WGS=shape.warpgroups, DEEP=shape.deep, SETS=shape.sets,
-        FRAGMENTS=shape.fragments, STAGES=stages, STAGE_BLOCKS=stage_blocks, TAIL=blocks % stage_blocks, GROUP=weight.group,
+        "int8.cu", WIDE, shared_bytes=shared, KIND=kind, N=rows, ITEMS=items, WGS=shape.warpgroups, DEEP=shape.deep, SPLIT=shape.split,
+        FRAGMENTS=shape.fragments, STAGES=stages, GROUP=weight.group,
     )  # fmt: skip
     return run, shared, shape
 
@@ -135,12 +136,12 @@ def linear(
     """out bf16 [rows, outputs], or fp32 [slices, rows, outputs]: sums of slices of the inputs. `rows`: of x in a unit."""
     partial, blocks = out.dtype == torch.float32, weight.tile_blocks // slices
     assert (partial or slices == 1) and blocks * slices == weight.tile_blocks
-    run, shared, shape = kernel(2 if partial else 0, weight, rows, blocks, items=0, shape=shape)
+    run, shared, shape = kernel(2 if partial else 0, weight, rows, items=0, shape=shape)
     count = x.codes.shape[0]
     units = -(-weight.num_tiles // shape.tiles) * slices * -(-count // rows)
     run(
         (min(units, driver.num_processors()),), shape.threads, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, bias, out,
-        None, None, None, None, out.stride(-2), out.stride(0), x.codes.stride(0), weight.num_tiles, slices, blocks, count, shared_bytes=shared,
+        None, None, None, None, None, out.stride(-2), out.stride(0), x.codes.stride(0), weight.num_tiles, slices, blocks, count, shared_bytes=shared,
     )  # fmt: skip
     return out
 
@@ -161,9 +162,25 @@ def linear_parts(x: RoundedRows, weight: Tiles) -> Tensor:
     return parts
 
 
-def gate_up(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: Shape | None = None) -> Tensor:
-    """out bf16 [rows * (active + shared), width], for items of `route.dispatch`."""
-    return _experts(1, x, weight, out, routes, routes.item_rows, shape)
+def gate_up_kind(weight: Tiles, shape: Shape) -> int:
+    """4 where the outputs of a unit are a block of 128 of the next product's inputs, so that they can be rounded at once; else 1."""
+    return 4 if shape.deep == 2 and shape.tiles == OUTPUT_TILES and weight.num_tiles % OUTPUT_TILES == 0 else 1
+
+
+def gate_up_rounded(x: RoundedRows, weight: Tiles, places: int, routes: Routes, *, shape: Shape | None = None) -> RoundedRows:
+    """Of [rows * (active + shared), width], for items of `route.dispatch`."""
+    width, device = weight.rows // 2, x.codes.device
+    if gate_up_kind(weight, shape or SHAPES[routes.item_rows.shape[1]]) == 4:
+        return gate_up(x, weight, empty_rows(places, width, device), routes, shape=shape)
+    padded = -(-width // BLOCK_INPUTS) * BLOCK_INPUTS
+    make = torch.zeros if padded > width else torch.empty
+    out = make(places, padded, dtype=torch.bfloat16, device=device)
+    return quantize_rows(gate_up(x, weight, out, routes, shape=shape))
+
+
+def gate_up(x: RoundedRows, weight: Tiles, out: Out, routes: Routes, *, shape: Shape | None = None) -> Out:
+    """out [rows * (active + shared), width], bf16 or rounded, for items of `route.dispatch`."""
+    return _experts(1 if isinstance(out, Tensor) else 4, x, weight, out, routes, routes.item_rows, shape)
 
 
 def down(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: Shape | None = None) -> Tensor:
@@ -171,11 +188,12 @@ def down(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: S
     return _experts(3, x, weight, out, routes, routes.item_places, shape)
 
 
-def _experts(kind: int, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, rows: Tensor, shape: Shape | None) -> Tensor:
-    run, shared, shape = kernel(kind, weight, rows.shape[1], weight.tile_blocks, items=1, shape=shape)
+def _experts(kind: int, x: RoundedRows, weight: Tiles, out: Out, routes: Routes, rows: Tensor, shape: Shape | None) -> Out:
+    run, shared, shape = kernel(kind, weight, rows.shape[1], items=1, shape=shape)
+    to, scales = (out, None) if isinstance(out, Tensor) else out
     run(
-        (driver.num_processors(),), shape.threads, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, None, out,
-        routes.num_items, routes.item_expert, rows, routes.item_places, out.stride(0), 0, x.codes.stride(0), weight.num_tiles,
+        (driver.num_processors(),), shape.threads, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, None, to, scales,
+        routes.num_items, routes.item_expert, rows, routes.item_places, to.stride(0), 0, x.codes.stride(0), weight.num_tiles,
         1, weight.tile_blocks, 0, shared_bytes=shared,
     )  # fmt: skip
     return out

@@ -84,6 +84,21 @@ def all_rows(rows: int, item_rows: int, device: torch.device | str = "cuda") -> 
     )
 
 
+@dataclass(frozen=True)
+class Guess:
+    """What the next layer's router chooses with the rows of this layer: probably what it will choose with its own."""
+
+    router: Tensor
+    """fp32 [experts, inputs]"""
+    correction: Tensor | None
+    scale: Tensor
+    """fp32 [inputs]: the next norm's weight, divided by this one's."""
+    logits: Tensor
+    """fp32 [rows, experts]"""
+    ids: Tensor
+    """int32 [rows, active], the most likely first"""
+
+
 def parts_of(inputs: int) -> int:
     return -(-inputs // 1024)
 
@@ -95,23 +110,29 @@ def router_one(x: Tensor, norm: Tensor, weight: Tensor, logits: Tensor, eps: flo
     return logits
 
 
-def router_many(x: Tensor, weight: Tensor, logits: Tensor) -> Tensor:
-    """Logits fp32 [rows, experts] of x bf16 [rows, inputs]; inputs in fours, at most 8,192, experts likewise in fours."""
-    run = driver.kernel("small.cu", "PPPIII", "router_many", packed=False, PARTS=parts_of(weight.shape[1]))
-    run((weight.shape[0] // 4, -(-x.shape[0] // 8)), 256, x, weight, logits, weight.shape[1], x.shape[0], weight.shape[0])
+def router_many(x: Tensor, weight: Tensor, logits: Tensor, guess: Guess | None = None) -> Tensor:
+    """Logits fp32 [rows, experts] of x bf16 [rows, inputs]; inputs in fours, at most 8,192, experts likewise in fours. `guess`: its logits too."""
+    run = driver.kernel("small.cu", "PPPPPPIII", "router_many", packed=False, PARTS=parts_of(weight.shape[1]))
+    following = (None, None, None) if guess is None else (guess.router, guess.scale, guess.logits)
+    grid = weight.shape[0] // 4 * (1 if guess is None else 2), -(-x.shape[0] // 8)
+    run(grid, 256, x, weight, logits, *following, weight.shape[1], x.shape[0], weight.shape[0])
     return logits
 
 
-def route_many(logits: Tensor, correction: Tensor | None, into: Routes, routed_scale: float = 1.0) -> Routes:
+def route_many(
+    logits: Tensor, correction: Tensor | None, into: Routes, routed_scale: float = 1.0, guess: Guess | None = None
+) -> Routes:
+    """`guess`: its ids too."""
     run = driver.kernel(
-        "small.cu", "PPPPPPPPIIIf", "route_many", packed=False, EXPERTS=into.num_experts, SOFTMAX=int(into.softmax),
+        "small.cu", "PPPPPPPPPPPIIIf", "route_many", packed=False, EXPERTS=into.num_experts, SOFTMAX=int(into.softmax),
         ITEM=into.item_rows.shape[1],
     )  # fmt: skip
     rows = logits.shape[0]
     assert rows <= MAX_ROWS
+    following = (None, None, None) if guess is None else (guess.logits, guess.correction, guess.ids)
     run(
-        (-(-rows // 4),), 128, logits, correction, into.ids, into.weights, into.num_items, into.item_expert, into.item_rows, into.item_places,
-        rows, into.num_active, into.num_shared, routed_scale,
+        (-(-rows // 4) * (1 if guess is None else 2),), 128, logits, correction, into.ids, into.weights, into.num_items, into.item_expert,
+        into.item_rows, into.item_places, *following, rows, into.num_active, into.num_shared, routed_scale,
     )  # fmt: skip
     return into
 

@@ -258,6 +258,9 @@ class FusedDecoder:
         spec = self.spec = decoder.spec
         self.decoder, self.eps = decoder, spec.norm.eps
         self.layers = [FusedLayer(layer, spec.norm.eps) for layer in decoder.layers]
+        for layer, following in pairwise(self.layers):
+            if isinstance(layer.feed, OffloadedFeed) and isinstance(following.feed, OffloadedFeed):
+                layer.feed.foresee(following.feed, (layer.ffn_norm, following.ffn_norm))
         self.num_heads, self.num_kv_heads = self.layers[0].mixer.num_heads, self.layers[0].mixer.num_kv_heads
         device = self.layers[0].qkv.data.device
         # Counters of finished splits; zero between launches.

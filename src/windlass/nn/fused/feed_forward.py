@@ -10,11 +10,12 @@ from torch import Tensor
 
 from windlass.core import integer_units
 from windlass.core.model import Scoring
+from windlass.core.tiers.guesses import GUESS_ROWS
 from windlass.kernels.cuda import experts, int8, linear, route
 from windlass.kernels.cuda import norm as norms
 from windlass.kernels.cuda.int8 import RoundedRows
 from windlass.kernels.cuda.layout import Tiles
-from windlass.kernels.cuda.route import MAX_ROWS, Routes
+from windlass.kernels.cuda.route import MAX_ROWS, Guess, Routes
 from windlass.kernels.cuda.sliced import SlicedTiles
 from windlass.kernels.cuda.tiered import TieredTiles
 from windlass.nn.feed_forward import FeedForward
@@ -81,11 +82,9 @@ class DenseFeed:
 
     def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
         rows = x.shape[0]
-        make = torch.zeros if self.down.width > self.down.inputs else torch.empty
-        act = make(rows, self.down.width, dtype=torch.bfloat16, device=x.device)
         way = int8.whole_cut(rows, self.gate_up)
-        int8.gate_up(rounded, self.gate_up, act, self._all_rows(rows, way.rows), shape=way.shape)
-        return int8.linear_parts(int8.quantize_rows(act), self.down), None
+        act = int8.gate_up_rounded(rounded, self.gate_up, rows, self._all_rows(rows, way.rows), shape=way.shape)
+        return int8.linear_parts(act, self.down), None
 
     def _act(self, rows: int) -> Tensor:
         if self._padded is not None:
@@ -156,11 +155,11 @@ class RoutedFeed:
         del h
         return self._products(x, self._routed(x))
 
-    def _routed(self, x: Tensor) -> Routes:
+    def _routed(self, x: Tensor, guess: Guess | None = None) -> Routes:
         rows = x.shape[0]
         routes = self.chosen(rows)
         logits = torch.empty(rows, self.num_experts, dtype=torch.float32, device=x.device)
-        return route.route_many(route.router_many(x, self.router, logits), self.correction, routes, self.scale)
+        return route.route_many(route.router_many(x, self.router, logits, guess), self.correction, routes, self.scale, guess)
 
     def _products(self, x: Tensor, routes: Routes) -> Parts:
         rows, device = x.shape[0], x.device
@@ -190,10 +189,9 @@ class RoutedFeed:
         if mean <= FEW_ROWS_BEFORE_INT8:
             return self._streamed(x)
         routes = self._dispatched(x, integer_units.item_rows(mean))
-        act = _halves(rows * self.slots, self.width, device=device)
+        act = int8.gate_up_rounded(rounded, self.gate_up, rows * self.slots, routes)
         parts = _halves(rows * self.slots, x.shape[1], device=device)
-        int8.gate_up(rounded, self.gate_up, act, routes)
-        int8.down(int8.quantize_rows(act), self.down, parts, routes)
+        int8.down(act, self.down, parts, routes)
         return parts.view(rows, self.slots, -1), routes.weights
 
     def int8_kernels(self, counts: range) -> set[int8.Variant]:
@@ -218,6 +216,28 @@ class RoutedFeed:
 class OffloadedFeed(RoutedFeed):
     """Some experts lie in host memory (kernels/cuda/tiered.py)."""
 
+    guesses = True
+    """Whether layers guess what the next one will choose; off, to measure what that gains."""
+
+    def __init__(self, feed: MixtureOfExperts) -> None:
+        super().__init__(feed)
+        self._following: OffloadedFeed | None = None
+        self._is_foreseen = False
+        self._scale: Tensor | None = None
+        self.next_correction: Tensor | None = None
+        """For the guess: that of the layer behind."""
+
+    def foresee(self, following: OffloadedFeed, norms: tuple[Tensor, Tensor]) -> None:
+        """Guesses for the layer behind from now on. `norms`: weights of the norms before the experts, of this layer and of that one. What enters them
+        hardly changes from layer to layer; that it has this layer's weight is undone."""
+        if (following.num_experts, following.num_active, following.softmax) != (self.num_experts, self.num_active, self.softmax):
+            return
+        old, new = (weight.float() for weight in norms)
+        self._scale = torch.where(old == 0, 0.0, new / old).contiguous()
+        self._following, following._is_foreseen = following, True
+        self.next_correction = following.correction
+        self._guessed = torch.zeros(GUESS_ROWS, self.num_active, dtype=torch.int32, device=self.router.device)
+
     def _matrices(self, feed: MixtureOfExperts) -> tuple[Tiles, Tiles]:
         tiers = feed.gate_up
         assert isinstance(tiers, TieredTiles)
@@ -234,12 +254,30 @@ class OffloadedFeed(RoutedFeed):
         norms.add_norm(rows, norm, None, eps, parts=parts, weights=weights)
 
     def several(self, x: Tensor, h: Tensor) -> Parts:
-        tiers, routes = self._tiers, self._routed(x)
-        tiers.place(x, routes)
-        tiers.fetch()
+        tiers, rows = self._tiers, x.shape[0]
+        following = self._following if self._guesses_for(rows) else None
+        foreseen = self._is_foreseen and self._guesses_for(rows)
+        guess = self._guess(rows, following)
+        routes = self._routed(x, guess)
+        if following is None or guess is None:
+            tiers.place(x, routes, foreseen=foreseen)
+            tiers.fetch(foreseen=foreseen)
+        else:
+            tiers.place(x, routes, following._tiers, guess.ids, foreseen=foreseen)
+            tiers.fetch(foreseen=foreseen)
+            following._tiers.fetch_ahead(rows)
         parts = self._products(x, routes)
         tiers.collect(h)
         return parts
+
+    def _guesses_for(self, rows: int) -> bool:
+        return self.guesses and self._tiers.most_guesses(rows) > 0
+
+    def _guess(self, rows: int, following: OffloadedFeed | None) -> Guess | None:
+        if following is None or self._scale is None:
+            return None
+        logits = torch.empty(rows, self.num_experts, dtype=torch.float32, device=self._scale.device)
+        return Guess(following.router, self.next_correction, self._scale, logits, self._guessed[:rows])
 
     def wide(self, x: Tensor) -> Parts:
         with self._tiers.whole():

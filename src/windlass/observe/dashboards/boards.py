@@ -207,6 +207,7 @@ FLEET = Board(
                 Query(
                     expr=f"{_rate(s.OFFLOAD_READ_BYTES)} / {_rate(s.OFFLOAD_READ_SECONDS)}", legend="{{instance}} while reading"
                 ),
+                Query(expr=_rate(s.OFFLOAD_WASTED_BYTES), legend="{{instance}} for wrong guesses"),
             ),
             unit="Bps",
         ),
@@ -229,6 +230,7 @@ FLEET = Board(
             unit="percentunit",
             most=1.0,
         ),
+        _one("Guessed experts a second", _rate(s.OFFLOAD_GUESSES), legend="{{instance}} {{outcome}}"),
         _one("Weights by tier", _of(s.OFFLOAD_BYTES), "bytes", "{{instance}} {{tier}}"),
     ),
 )

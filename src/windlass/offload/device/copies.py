@@ -68,9 +68,9 @@ class StreamedLayers:
     def clear_share(self) -> None:
         if self._slots.gate_up.data.is_meta:
             return
-        first = self._slots.staging
+        first, last = self._slots.staging, self._slots.first_ahead(0) + BUFFERS * self._slots.num_ahead
         for tiles, part in ((self._slots.gate_up, share_tiles(self._share_blocks)), (self._slots.down, None)):
-            staged = tiles.data[first : first + self._in_host]
+            staged = tiles.data[first:last]
             (staged[:, :part] if part is not None else staged[:, :, : self._share_blocks]).zero_()
 
     def _copy(self, layer: int) -> None:

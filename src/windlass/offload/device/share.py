@@ -15,6 +15,10 @@ from windlass.kernels import build
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.tiered import ITEMS_AT, MAX_ROWS, ROWS_AT, sums_at
 from windlass.kernels.program import program
+from windlass.machine.bandwidth import second_level_bytes
+
+AHEAD_SHARE = 1 / 2
+"""Of a thread's second-level cache, for experts that are guessed: what is computed meanwhile passes through it too."""
 
 
 class _Shape(ctypes.Structure):
@@ -23,6 +27,7 @@ class _Shape(ctypes.Structure):
             (name, ctypes.c_int64)
             for name in ("hidden", "width", "group", "blocks", "max_rows", "threads", "num_layers", "plain")
         ),
+        *((name, ctypes.c_int64) for name in ("num_experts", "ahead_bytes")),
         ("mailbox", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("items_at", "rows_at", "sums_at")),
         ("gate_up", ctypes.c_void_p),
@@ -36,6 +41,8 @@ class ShareCounts(NamedTuple):
     busy_seconds: float
     num_bytes: int
     """Of weights."""
+    ahead_bytes: int = 0
+    """Fetched into caches before they were asked for."""
 
 
 class DiskForm(Protocol):
@@ -72,12 +79,14 @@ class CpuShare:
         blocks: int,
         *,
         threads: int | None = None,
+        ahead_bytes: int | None = None,
         plain: bool = False,
         disk: DiskPart | None = None,
     ) -> None:
         """`gate_up`, `down`: of each layer, the experts in host memory; `shape`: of gate and up; `blocks`: the CPU's part; `disk`: experts in a file,
         of which it computes all.
 
+        `ahead_bytes`: what a thread fetches of a guess at most; as much as its caches hold, unless said.
         `plain`: rows of an expert are multiplied together as matrix instructions do it, without these; for tests.
         """
         self._lib = library()
@@ -93,6 +102,8 @@ class CpuShare:
             threads=threads or default_threads(),
             num_layers=len(gate_up),
             plain=plain,
+            num_experts=gate_up[0].shape[0],
+            ahead_bytes=int(second_level_bytes() * AHEAD_SHARE) if ahead_bytes is None else ahead_bytes,
             mailbox=mailbox.data_ptr(),
             items_at=ITEMS_AT,
             rows_at=ROWS_AT,
@@ -111,9 +122,9 @@ class CpuShare:
 
     @property
     def counts(self) -> ShareCounts:
-        busy, num_bytes = ctypes.c_double(), ctypes.c_uint64()
-        self._lib.share_counts(self._handle, ctypes.byref(busy), ctypes.byref(num_bytes))
-        return ShareCounts(busy.value, num_bytes.value)
+        busy, num_bytes, ahead = ctypes.c_double(), ctypes.c_uint64(), ctypes.c_uint64()
+        self._lib.share_counts(self._handle, *map(ctypes.byref, (busy, num_bytes, ahead)))
+        return ShareCounts(busy.value, num_bytes.value, ahead.value)
 
     def ask(self) -> None:
         """As the device does, and waits for the answer."""

@@ -16,15 +16,18 @@ from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Speeds, TierPlacement
 from windlass.errors import Error, Impossible
 from windlass.kernels.cuda import layout
+from windlass.kernels.cuda.ahead import lane_on
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.tiered import (
     DISK_PLACES,
     FAILED_AT,
+    NUM_TOTALS,
     PATIENCE_SECONDS,
     STATE_WORDS,
     ExpertSlots,
     TieredTiles,
     mailbox_bytes,
+    share_tiles,
 )
 from windlass.offload.device.copies import HostExperts, StreamedLayers
 from windlass.offload.device.disk import DiskBelow, DiskExpertsFile, DiskPlace
@@ -48,7 +51,9 @@ class _Memory:
 
     def __init__(self, split: DeviceSplit, gate_up: Tiles, down: Tiles, file: DiskExpertsFile | None) -> None:
         device = gate_up.data.device
-        self.slots = ExpertSlots(_like(gate_up, split.num_slots), _like(down, split.num_slots), split.staging)
+        self.slots = ExpertSlots(
+            _like(gate_up, split.num_slots), _like(down, split.num_slots), split.staging, split.in_host, split.on_disk
+        )
         for tiles in (self.slots.gate_up, self.slots.down):
             tiles.data[split.spare.stop :].zero_()
         self.pinned = PinnedMemory(device)
@@ -61,7 +66,13 @@ class _Memory:
         """Of the table as it begins."""
         self.table, self.whole_table = places.to(device), slots.to(device)
         self.uses = torch.zeros_like(self.table)
-        self.totals = torch.zeros(3, dtype=torch.int64, device=device)
+        self.totals = torch.zeros(NUM_TOTALS, dtype=torch.int64, device=device)
+        self.lane = lane_on(device)
+        self.fetched_bytes = 0
+        """Of an expert in host memory: the device's part."""
+        if split.in_host:
+            first = self.host[0]
+            self.fetched_bytes = first.gate_up[0, share_tiles(self.share_blocks) :].numel() + first.down[0].numel()
         self.disk = None if file is None else DiskBelow(file, split, gate_up, down, self.pinned)
         self.reads = None if self.disk is None else LayerReads(self.disk, split.num_layers)
 
@@ -168,8 +179,8 @@ class DeviceTieredWeights:
         host = memory.host[index]
         return TieredTiles(
             index, memory.slots, memory.table[index], memory.whole_table[index], memory.uses[index], memory.totals, host.gate_up,
-            host.down, memory.state, memory.mailbox, memory.share_blocks, self._copies, split.shared_slot(index), split.nothing_slot,
-            memory.patience_seconds,
+            host.down, memory.state, memory.mailbox, memory.share_blocks, self._copies, split.shared_slot(index), memory.lane,
+            split.nothing_slot, memory.patience_seconds,
         )  # fmt: skip
 
     def _pieces(self, layer: int, first: int, last: int) -> Iterator[tuple[int, Tiles, Tiles]]:
@@ -260,14 +271,18 @@ class DeviceTier:
 
     def stats(self) -> TierStats:
         device_bytes, host_bytes = self._sizes()
-        on_device, in_host, on_disk = self._memory.totals.tolist()
+        hits, misses, foreseen, guessed, right, begun, left_out = self._memory.totals.tolist()
         stats = TierStats(
             device_bytes=device_bytes,
             host_bytes=host_bytes,
             expert_slots=self.split.num_layers * self.split.on_device,
             num_experts=self.split.num_layers * self.split.num_experts,
-            expert_hits=on_device,
-            expert_misses=in_host + on_disk,
+            expert_hits=hits,
+            expert_misses=misses,
+            expert_foreseen=foreseen,
+            expert_guesses=guessed,
+            expert_guessed_right=right,
+            wasted_bytes=max(0, begun * self._memory.fetched_bytes - left_out),
         )
         return stats if self._memory.disk is None else self._with_disk(stats, self._memory.disk)
 

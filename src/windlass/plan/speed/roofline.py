@@ -15,6 +15,7 @@ from windlass.core.layout import Layout
 from windlass.core.model import LatentAttention
 from windlass.core.place import Interval
 from windlass.core.scheme import GGUF_NAMES
+from windlass.core.tiers.guesses import hidden_seconds
 from windlass.core.tiers.placement import EXCHANGE_SECONDS
 from windlass.core.tiers.steps import offload_step_tokens
 from windlass.plan.engines.load import rates_on
@@ -216,9 +217,11 @@ class SpeedModel:
         exchange = 0.0 if rates is IDEAL else layers * EXCHANGE_SECONDS
         if self.spec.experts is None:
             return replace(time, host_link=0.0, expert_fetch=moved.host / both + exchange)
+        idle = time.memory + time.compute + time.kernels + exchange
+        in_host, on_disk = share * moved.host_experts / both, share * moved.disk_experts / disk
+        in_host -= hidden_seconds(in_host, idle, rows) if rates is not IDEAL else 0.0
         # What is on disk is read while the rest is computed.
-        fetch = share * max(moved.host_experts / both, moved.disk_experts / disk) + exchange
-        return replace(time, expert_fetch=min(fetch, time.expert_fetch))
+        return replace(time, expert_fetch=min(max(in_host, on_disk) + exchange, time.expert_fetch))
 
     def _streamed(self, slot: DeviceSlot, moved: Offloaded, share: float, passes: int, time: StepTime, rates: Rates) -> StepTime:
         node = self.hardware.nodes[slot.node]

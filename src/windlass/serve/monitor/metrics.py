@@ -172,11 +172,18 @@ def add_engine_metrics(metrics: Metrics, stats: Callable[[], Stats], restarts: C
     metrics.read(serving.OFFLOAD_EXPERT_MISSES, lambda: (stats().tiers or NO_TIERS).expert_misses)
     metrics.read(serving.OFFLOAD_EXPERT_READS, lambda: (stats().tiers or NO_TIERS).expert_reads)
     metrics.read(serving.OFFLOAD_EXPERT_FORESEEN, lambda: (stats().tiers or NO_TIERS).expert_foreseen)
+    metrics.read_all(serving.OFFLOAD_GUESSES, lambda: _guesses(stats().tiers or NO_TIERS))
+    metrics.read(serving.OFFLOAD_WASTED_BYTES, lambda: (stats().tiers or NO_TIERS).wasted_bytes)
 
 
 def _tier_bytes(tiers: TierStats | None) -> Readings:
     found = tiers or NO_TIERS
     return [({"tier": "device"}, found.device_bytes), ({"tier": "host"}, found.host_bytes), ({"tier": "disk"}, found.disk_bytes)]
+
+
+def _guesses(tiers: TierStats) -> Readings:
+    wrong = tiers.expert_guesses - tiers.expert_guessed_right
+    return [({"outcome": "right"}, tiers.expert_guessed_right), ({"outcome": "wrong"}, wrong)]
 
 
 def kv_cache_usage(stats: Stats) -> float:

@@ -118,6 +118,17 @@ DEVICE u32 lane_order(u32 k) { return (k & ~63u) | (k & 6) << 3 | (k & 48) >> 2 
 DEVICE float pair_sum(u32 pair) { return bf16_float(pair) + __uint_as_float(pair & 0xffff0000u); }
 DEVICE float eight_sum(uint4 v) { return (pair_sum(v.x) + pair_sum(v.y)) + (pair_sum(v.z) + pair_sum(v.w)); }
 
+// Rounding to 8 bits by the largest of some numbers. A scale stands for a sixteenth of a step, as int8.cu's weights are 16 times too high.
+// Bits of bf16 without sign are in the order of the numbers.
+DEVICE u32 largest_bits(u32 a, u32 b) { return max(max(a & 0x7fffu, b & 0x7fffu), max(a >> 16 & 0x7fffu, b >> 16 & 0x7fffu)); }
+DEVICE float step_of(float largest) { return largest * (1.f / (127.f * 16.f)); }
+DEVICE float inverse_of(float largest) { return largest > 1e-30f ? 127.f / largest : 0.f; }
+DEVICE u32 round_bytes(u32 a, u32 b, float inverse) {
+    constexpr float MAGIC = 12582912.f;  // added to this, a number's integer part lies in the low bits
+    const u32 n0 = __float_as_uint(fmaf(bf16_float(a), inverse, MAGIC)), n1 = __float_as_uint(fmaf(__uint_as_float(a & 0xffff0000u), inverse, MAGIC));
+    const u32 n2 = __float_as_uint(fmaf(bf16_float(b), inverse, MAGIC)), n3 = __float_as_uint(fmaf(__uint_as_float(b & 0xffff0000u), inverse, MAGIC));
+    return __byte_perm(__byte_perm(n0, n1, 0x0040), __byte_perm(n2, n3, 0x0040), 0x5410);
+}
 // Ring of stages in shared memory filled by bulk copies.
 DEVICE void barrier_init(u32 barrier, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory"); }
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {

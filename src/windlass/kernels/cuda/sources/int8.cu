@@ -2,29 +2,46 @@
 // twice as fast as bf16. x is rounded to 8 bits beforehand (quantize_rows in small.cu), with a scale for each row and block of 128 inputs; the sums of a
 // block are exact, and are scaled and added up in fp32. Weights in groups of 128.
 //
-// WGS warpgroups of consumers take 64 * DEEP rows of weights each, a warp DEEP tiles that follow one another: a warpgroup scales its sums while the others multiply. One more streams weights
-// by tensor copies and gathers rows of x, and runs ahead into the next unit.
+// WGS warpgroups of consumers take 64 * DEEP rows of weights each, a warp DEEP tiles that follow one another. One more streams weights by tensor copies
+// and gathers rows of x, and runs ahead into the next unit. A tile's products are made in one or two halves of the columns, and while the sums of one are
+// scaled the products of the next are under way, as they are in the other warpgroup.
 //
-// Compiled with: KIND, N (16, 32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), DEEP (1 or 2), STAGES, STAGE_BLOCKS, and TAIL (blocks of the last stage, if fewer; else 0),
-// SETS of integer sums and FRAGMENTS of weights (1 or 2: with two, one is made while the other is used).
+// Compiled with: KIND (as wide.cu, or 4: gate, up and SiLU as 1, rounded to 8 bits for the next product), N (16, 32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), DEEP (1 or 2), STAGES; SPLIT: columns of the first half, 0 for one
+// whole; FRAGMENTS of weights (1 or 2: with two, one is made while the other is used).
 
 #define CLUSTER 1
 constexpr u32 CONSUMERS = WGS * 128, LOADERS = 128, TILES = WGS * 4 * DEEP, LAG = STAGES / 2;  // stages of x under way
-constexpr u32 WEIGHTS_BYTES = TILES * BLOCK_BYTES, X_BLOCK_BYTES = N * 128, X_BYTES = STAGE_BLOCKS * X_BLOCK_BYTES, SCALES_BYTES = STAGE_BLOCKS * N * 4;
-constexpr u32 WEIGHTS_AT = (X_BYTES + SCALES_BYTES + 127) / 128 * 128;  // [STAGE_BLOCKS][TILES] blocks
-constexpr u32 STAGE_BYTES = (WEIGHTS_AT + STAGE_BLOCKS * WEIGHTS_BYTES + 1023) / 1024 * 1024;
+constexpr u32 WEIGHTS_BYTES = TILES * BLOCK_BYTES, X_BYTES = N * 128;
+constexpr u32 WEIGHTS_AT = (X_BYTES + N * 4 + 127) / 128 * 128;  // behind x and its scales
+constexpr u32 STAGE_BYTES = (WEIGHTS_AT + WEIGHTS_BYTES + 1023) / 1024 * 1024;
 constexpr u32 REGISTERS = WGS == 3 ? 152 : 232, LOADER_REGISTERS = WGS == 3 ? 56 : 40;
+constexpr u32 HALVES = SPLIT ? 2 : 1;
+constexpr u32 CHUNK = DEEP == 2 ? 1 : 2;  // blocks without a branch: more would overlap better, and be too much code
 // Whether units whose last 16 columns are empty leave them out.
 constexpr bool NARROW = ITEMS && N > 32 && N <= 80;
-// Whether the scales of x stay in registers for the second tile of a warp: where there is room, the measured difference decides.
-constexpr bool KEEP = DEEP == 2 && (N <= 64 || (N == 80 && KIND == 1));
-static_assert(N <= LOADERS && GROUP == 128 && WEIGHTS_BYTES % 128 == 0);
+// Whether the scales of x stay in registers for the second tile of a warp; else a few are loaded ahead of their use.
+constexpr bool KEEP = DEEP == 2 && N <= 80;
+constexpr u32 AHEAD = 3;
+static_assert((FRAGMENTS == 2 || HALVES == 2) && CHUNK <= STAGES && N <= LOADERS && GROUP == 128 && WEIGHTS_BYTES % 128 == 0);
 
 #include "units.cuh"
 
-// An integer n with |n| < 2^22, added to these bits, makes the bits of the float 1.5 * 2^23 + n: conversion costs nothing.
-constexpr u32 MAGIC_BITS = 0x4b400000u;
-constexpr float MAGIC = 12582912.f;
+// In the order in which they stand here: the compiler would load scales behind the wait for products.
+DEVICE uint4 shared_16(u32 at) {
+    uint4 r;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(at) : "memory");
+    return r;
+}
+DEVICE float2 shared_8(u32 at) {
+    float2 r;
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(at) : "memory");
+    return r;
+}
+DEVICE u32 shared_4(u32 at) {
+    u32 r;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(at) : "memory");
+    return r;
+}
 
 #define I(i) "+r"(c[i]), "+r"(c[i + 1]), "+r"(c[i + 2]), "+r"(c[i + 3]), "+r"(c[i + 4]), "+r"(c[i + 5]), "+r"(c[i + 6]), "+r"(c[i + 7])
 // c (if `add`) plus weights times x, the first COLUMNS of it.
@@ -40,10 +57,8 @@ DEVICE void product(u32* c, const u32* f, u64 b, u32 add) {
     PRODUCT(32, L0 "," L1, "{%16,%17,%18,%19}, %20", "%21", I(0), I(8))
     PRODUCT(48, L0 "," L1 "," L2, "{%24,%25,%26,%27}, %28", "%29", I(0), I(8), I(16))
     PRODUCT(64, L0 "," L1 "," L2 "," L3, "{%32,%33,%34,%35}, %36", "%37", I(0), I(8), I(16), I(24))
-    PRODUCT(80, L0 "," L1 "," L2 "," L3 "," L4, "{%40,%41,%42,%43}, %44", "%45", I(0), I(8), I(16), I(24), I(32))
-    PRODUCT(128, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7, "{%64,%65,%66,%67}, %68", "%69", I(0), I(8), I(16), I(24), I(32), I(40), I(48), I(56))
 #undef PRODUCT
-    static_assert(COLUMNS == 16 || COLUMNS == 32 || COLUMNS == 48 || COLUMNS == 64 || COLUMNS == 80 || COLUMNS == 128);
+    static_assert(COLUMNS == 16 || COLUMNS == 32 || COLUMNS == 48 || COLUMNS == 64);
 }
 
 // Four codes an instruction: 16 * (code - 8) of the upper nibbles, signed bytes.
@@ -53,13 +68,49 @@ DEVICE u32 codes_bytes(u32 q) {
     return r;
 }
 
+#if KIND == 4
+// A unit has 128 outputs, which are rounded together; a warp has 16 of them, and a lane the four of a column that lie side by side as codes.
+// largest: bits of the largest of each column, 0 at first; `next` is cleared for the next unit.
+template <u32 WIDTH>
+DEVICE void write_rounded(const Arguments& a, const float (&acc)[DEEP][WIDTH / 2], const Unit& unit, u32 warp, u32 lane, const Places& places, u32* largest, u32* next) {
+    static_assert(TILES == 16 && DEEP == 2);
+    const u32 g = lane / 4, t = lane & 3;
+    u32 r[WIDTH / 8][2];
+#pragma unroll
+    for (u32 i = 0; i < WIDTH / 8; i++) {
+#pragma unroll
+        for (u32 m = 0; m < 2; m++) {
+            const float* v = acc[m] + i * 4;
+            r[i][m] = transposed(pack_bf16(fast_silu(v[0]) * v[2], fast_silu(v[1]) * v[3]));
+        }
+        u32 bits = largest_bits(r[i][0], r[i][1]);
+        bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
+        bits = max(bits, __shfl_xor_sync(~0u, bits, 2));
+        if (t == 0) atomicMax(largest + i * 8 + g, bits);
+    }
+    for (u32 n = warp * 32 + lane; n < N; n += CONSUMERS) next[n] = 0;
+    named_barrier(3, CONSUMERS);
+#pragma unroll
+    for (u32 i = 0; i < WIDTH / 8; i++) {
+        const int place = places.at(i, g);
+        const float most = bf16_float(largest[i * 8 + g]);
+        const u32 word = __byte_perm(round_bytes(r[i][0], r[i][1], inverse_of(most)), 0, 0x3120);
+        if (place < 0) continue;
+        *(u32*)((u8*)a.out + place * a.out_stride + unit.first * 8 + warp * 16 + t * 4) = word;
+        if (warp == 0 && t == 0) a.out_scales[place * (a.out_stride / 128) + unit.first / TILES] = step_of(most);
+    }
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(1024) u8 memory[];
     u64* barriers = (u64*)(memory + STAGES * STAGE_BYTES);
     int* rows = (int*)(barriers + 2 * STAGES);  // [N]: of x, of the unit that is being loaded
     u32* is_narrow = (u32*)(rows + N);          // [STAGES]: whether the last 16 columns of a stage's unit are empty
+    u32* largest = is_narrow + STAGES;          // [3][N], of KIND 4: who clears one for the next unit is a barrier away from who still reads or fills one
     const u32 full = shared_address(barriers), empty = full + STAGES * 8, ring_at = shared_address(memory);
-    const u32 thread = thread_number(), warp = thread / 32, lane = thread & 31;
+    const u32 thread = thread_number(), warp = __shfl_sync(~0u, thread / 32, 0), lane = thread & 31;
+    for (u32 i = thread; KIND == 4 && i < 3 * N; i += CONSUMERS + LOADERS) largest[i] = 0;
     if (thread == 0) {
         for (u32 i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1 + LOADERS / 32), barrier_init(empty + i * 8, WGS * 4);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -67,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
     __syncthreads();
     launch_next();
     wait_previous();
-    const u32 groups = (a.tiles + TILES - 1) / TILES, stages = (a.slice_blocks + STAGE_BLOCKS - 1) / STAGE_BLOCKS;
+    const u32 groups = (a.tiles + TILES - 1) / TILES;
 #if ITEMS
     const u32 units = (u32)__ldcg(a.num_items) * groups;
 #else
@@ -97,32 +148,22 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
 #pragma unroll
             for (u32 i = 0; i < N / 16; i++) offsets[i] = max(rows[i * 16 + first_row], 0) * a.x_stride + chunk * 16;
             const float* scales = a.x_scales + (number < N ? max(rows[number], 0) : 0) * x_blocks;
-            for (u32 s = 0; s < stages; s++) {
+            for (u32 s = 0; s < a.slice_blocks; s++) {
                 barrier_wait(empty + stage * 8, phase);
-                const u32 at = ring_at + stage * STAGE_BYTES, first_block = s * STAGE_BLOCKS, block = unit.slice * a.slice_blocks + first_block;
-                const u32 blocks = TAIL ? min(STAGE_BLOCKS, a.slice_blocks - first_block) : STAGE_BLOCKS;
+                const u32 at = ring_at + stage * STAGE_BYTES, block = unit.slice * a.slice_blocks + s;
                 if (number == 0) {
-                    barrier_expect(full + stage * 8, blocks * WEIGHTS_BYTES);
-                    for (u32 b = 0; b < blocks; b++)
-                        copy_tiles(at + WEIGHTS_AT + b * WEIGHTS_BYTES, a.weights, (block + b) * (BLOCK_BYTES / 8), unit.first_row, full + stage * 8, policy);
+                    barrier_expect(full + stage * 8, WEIGHTS_BYTES);
+                    copy_tiles(at + WEIGHTS_AT, a.weights, block * (BLOCK_BYTES / 8), unit.first_row, full + stage * 8, policy);
                     is_narrow[stage] = narrow;
                 }
                 const u8* source = (const u8*)a.x + block * BLOCK_K;
 #pragma unroll
                 for (u32 i = 0; i < N / 16; i++) {
                     if (i + 1 == N / 16 && narrow) break;
-                    const u32 n = i * 16 + first_row, to = at + n * 128 + (chunk ^ (n & 7)) * 16;
-#pragma unroll
-                    for (u32 b = 0; b < STAGE_BLOCKS; b++)
-                        if (!TAIL || b < blocks)
-                            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + b * X_BLOCK_BYTES), "l"(source + offsets[i] + b * BLOCK_K) : "memory");
+                    const u32 n = i * 16 + first_row;
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + n * 128 + (chunk ^ (n & 7)) * 16), "l"(source + offsets[i]) : "memory");
                 }
-                if (number < N) {
-#pragma unroll
-                    for (u32 b = 0; b < STAGE_BLOCKS; b++)
-                        if (!TAIL || b < blocks)
-                            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at + X_BYTES + (b * N + number) * 4), "l"(scales + block + b) : "memory");
-                }
+                if (number < N) asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at + X_BYTES + number * 4), "l"(scales + block) : "memory");
                 asm volatile("cp.async.commit_group;" ::: "memory");
                 if (++flying > LAG) {
                     asm volatile("cp.async.wait_group %0;" ::"n"(LAG) : "memory");
@@ -138,77 +179,114 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
     const u32 g = lane / 4, t = lane & 3;
+    // Of the first stage: this lane's codes, scales of its rows of weights, and those of its columns of x.
+    const u32 tile_at = ring_at + WEIGHTS_AT + warp * DEEP * BLOCK_BYTES, codes_at = tile_at + lane * 16, scale_at = tile_at + CODE_BYTES + g * 4,
+              steps_at = ring_at + X_BYTES + t * 8;
     u32 stage = 0, phase = 0;
+    [[maybe_unused]] u32 turn = 0;  // of the units
     for (u32 u = blockIdx.x; u < units; u += gridDim.x) {
         const Unit unit = unit_of(a, u, groups);
         const Places places = places_of(a, unit, lane);
         const u32 first_tile = unit.first + warp * DEEP;
-        // COLUMNS are known at compile time, and so are BLOCKS: products run beside the scaling of others only without branches.
+        // COLUMNS are known at compile time: products run beside the scaling of others only without branches.
         auto run_unit = [&](auto columns) {
-            constexpr u32 COLUMNS = decltype(columns)::value;
+            constexpr u32 COLUMNS = decltype(columns)::value, FIRST = HALVES == 2 ? SPLIT : COLUMNS;
             float acc[DEEP][COLUMNS / 2] = {};
-            auto run_stage = [&](auto count) {
-                constexpr u32 TURNS = decltype(count)::value * DEEP;
-                barrier_wait(full + stage * 8, phase);
-                const u8* at = memory + stage * STAGE_BYTES;
-                u32 c[SETS][COLUMNS / 2], f[FRAGMENTS][4][4];
-                float low[SETS], high[SETS];
-                auto tile = [&](u32 turn) { return at + WEIGHTS_AT + turn / DEEP * WEIGHTS_BYTES + (warp * DEEP + turn % DEEP) * BLOCK_BYTES; };
-                auto convert = [&](u32 turn) {
-                    const u8* weights = tile(turn);
-                    const uint4 q0 = *(const uint4*)(weights + lane * 16), q1 = *(const uint4*)(weights + 512 + lane * 16);
+            // Some blocks. Phase P of them: tile P / HALVES (DEEP to a block), and a half of the columns.
+            auto run_chunk = [&](auto count) {
+                constexpr u32 BLOCKS = decltype(count)::value, TOTAL = BLOCKS * DEEP * HALVES;
+                u32 c[2][(FIRST > COLUMNS - FIRST ? FIRST : COLUMNS - FIRST) / 2], f[FRAGMENTS][4][4], word[FRAGMENTS], at[BLOCKS];
+                float2 steps[KEEP ? COLUMNS / 8 : AHEAD];
+                float low, high;
+#pragma unroll
+                for (u32 b = 0; b < BLOCKS; b++) at[b] = b == 0 ? stage : at[b - 1] + 1 == STAGES ? 0 : at[b - 1] + 1;
+                auto convert = [&](auto tile) {
+                    constexpr u32 T = decltype(tile)::value, B = T / DEEP, F = T % FRAGMENTS;
+                    if constexpr (T % DEEP == 0) barrier_wait(full + at[B] * 8, phase ^ (at[B] < stage));
+                    const u32 weights = codes_at + at[B] * STAGE_BYTES + T % DEEP * BLOCK_BYTES;
+                    const uint4 q0 = shared_16(weights), q1 = shared_16(weights + 512);
                     const u32 q[8] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
+                    word[F] = shared_4(scale_at + at[B] * STAGE_BYTES + T % DEEP * BLOCK_BYTES);
 #pragma unroll
                     for (u32 p = 0; p < 4; p++)
 #pragma unroll
-                        for (u32 j = 0; j < 2; j++)
-                            f[turn % FRAGMENTS][p][j * 2] = codes_bytes(q[p * 2 + j] << 4), f[turn % FRAGMENTS][p][j * 2 + 1] = codes_bytes(q[p * 2 + j]);
+                        for (u32 j = 0; j < 2; j++) f[F][p][j * 2] = codes_bytes(q[p * 2 + j] << 4), f[F][p][j * 2 + 1] = codes_bytes(q[p * 2 + j]);
                 };
-                auto multiply = [&](u32 turn) {
-                    const u32 set = turn % SETS, scale = *(const u32*)(tile(turn) + CODE_BYTES + g * 4);
-                    low[set] = bf16_float(scale), high[set] = __uint_as_float(scale & 0xffff0000u);
-                    const u64 x = descriptor(ring_at + stage * STAGE_BYTES + turn / DEEP * X_BLOCK_BYTES);
+                auto issue = [&](auto which) {
+                    constexpr u32 P = decltype(which)::value, T = P / HALVES, HALF = P % HALVES, WIDTH = HALF ? COLUMNS - FIRST : FIRST;
+                    const u64 x = descriptor(ring_at + at[T / DEEP] * STAGE_BYTES + HALF * FIRST * 128);
                     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-                    for (u32 p = 0; p < 4; p++) product<COLUMNS>(c[set], f[turn % FRAGMENTS][p], x + p * 2, p > 0);
+                    for (u32 p = 0; p < 4; p++) product<WIDTH>(c[P % 2], f[T % FRAGMENTS][p], x + p * 2, p > 0);
                     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 };
-                float2 kept[KEEP ? COLUMNS / 8 : 1];
-                auto collect = [&](u32 turn) {
-                    const float2* scales = (const float2*)((const float*)(at + X_BYTES) + turn / DEEP * N + t * 2);
-                    const u32 set = turn % SETS;
+                // The scales of x that a phase begins with.
+                auto load_steps = [&](auto which) {
+                    constexpr u32 P = decltype(which)::value, T = P / HALVES, HALF = P % HALVES, ALL = (HALF ? COLUMNS - FIRST : FIRST) / 8;
+                    if constexpr (KEEP && T % DEEP) return;
+                    const u32 from = steps_at + at[T / DEEP] * STAGE_BYTES + HALF * FIRST * 4;
 #pragma unroll
-                    for (u32 i = 0; i < COLUMNS / 8; i++) {
-                        if (!KEEP || turn % DEEP == 0) kept[KEEP ? i : 0] = scales[i * 4];
-                        const float2 of = kept[KEEP ? i : 0];
-                        const float first = -MAGIC * of.x, second = -MAGIC * of.y;  // exact: see quantize_rows
-                        float* to = acc[turn % DEEP] + i * 4;
-                        const u32* from = c[set] + i * 4;
-                        to[0] = fmaf(low[set], fmaf(__uint_as_float(from[0] + MAGIC_BITS), of.x, first), to[0]);
-                        to[1] = fmaf(low[set], fmaf(__uint_as_float(from[1] + MAGIC_BITS), of.y, second), to[1]);
-                        to[2] = fmaf(high[set], fmaf(__uint_as_float(from[2] + MAGIC_BITS), of.x, first), to[2]);
-                        to[3] = fmaf(high[set], fmaf(__uint_as_float(from[3] + MAGIC_BITS), of.y, second), to[3]);
-                    }
+                    for (u32 i = 0; i < (KEEP || ALL < AHEAD ? ALL : AHEAD); i++) steps[KEEP ? HALF * FIRST / 8 + i : i] = shared_8(from + i * 32);
                 };
-                if constexpr (FRAGMENTS == 2) convert(0);
+                auto collect = [&](auto which) {
+                    constexpr u32 P = decltype(which)::value, T = P / HALVES, D = T % DEEP, HALF = P % HALVES, ALL = (HALF ? COLUMNS - FIRST : FIRST) / 8;
+                    const u32 from = steps_at + at[T / DEEP] * STAGE_BYTES + HALF * FIRST * 4;
 #pragma unroll
-                for (u32 turn = 0; turn < TURNS; turn++) {
-                    if constexpr (FRAGMENTS == 1) convert(turn);
-                    multiply(turn);
-                    if constexpr (SETS == 2)
-                        if (turn > 0) products_done<1>(), collect(turn - 1);
-                    if constexpr (FRAGMENTS == 2)
-                        if (turn + 1 < TURNS) convert(turn + 1);
-                    if (SETS == 1 || turn + 1 == TURNS) products_done<0>(), collect(turn);
-                }
-                if (lane == 0) barrier_arrive(empty + stage * 8);
-                if (++stage == STAGES) stage = 0, phase ^= 1;
+                    for (u32 i = 0; i < ALL; i++) {
+                        const float2 of = steps[KEEP ? HALF * FIRST / 8 + i : i % AHEAD];
+                        float* to = acc[D] + HALF * FIRST / 2 + i * 4;
+                        const u32* sums = c[P % 2] + i * 4;
+                        to[0] = fmaf(low, (float)(int)sums[0] * of.x, to[0]);
+                        to[1] = fmaf(low, (float)(int)sums[1] * of.y, to[1]);
+                        to[2] = fmaf(high, (float)(int)sums[2] * of.x, to[2]);
+                        to[3] = fmaf(high, (float)(int)sums[3] * of.y, to[3]);
+                        if (!KEEP && i + AHEAD < ALL) steps[i % AHEAD] = shared_8(from + (i + AHEAD) * 32);
+                    }
+                    if constexpr ((P + 1) % (DEEP * HALVES) == 0)
+                        if (lane == 0) barrier_arrive(empty + at[T / DEEP] * 8);
+                };
+                auto run_phase = [&](auto& self, auto which) {
+                    constexpr u32 P = decltype(which)::value;
+                    if constexpr (P % HALVES == 0) {
+                        const u32 scale = word[P / HALVES % FRAGMENTS];
+                        low = bf16_float(scale), high = __uint_as_float(scale & 0xffff0000u);
+                    }
+                    load_steps(which);
+                    if constexpr (FRAGMENTS == 2) {
+                        constexpr u32 Q = P + 2;
+                        products_done<P + 1 == TOTAL ? 0 : 1>();
+                        if constexpr (Q < TOTAL && Q % HALVES == 0) convert(Number<Q / HALVES>());
+                        collect(which);
+                        if constexpr (Q < TOTAL) issue(Number<Q>());
+                    } else if constexpr (P % 2 == 0) {
+                        products_done<1>();
+                        collect(which);
+                    } else {
+                        // One set of bytes: a tile's are made when the products of the one before are done.
+                        products_done<0>();
+                        if constexpr (P + 1 < TOTAL) convert(Number<P / 2 + 1>()), issue(Number<P + 1>());
+                        collect(which);
+                        if constexpr (P + 1 < TOTAL) issue(Number<P + 2>());
+                    }
+                    if constexpr (P + 1 < TOTAL) self(self, Number<P + 1>());
+                };
+                convert(Number<0>());
+                issue(Number<0>());
+                if constexpr (HALVES == 1 && TOTAL > 1) convert(Number<1>());
+                if constexpr (TOTAL > 1) issue(Number<1>());
+                run_phase(run_phase, Number<0>());
+                const u32 next = at[BLOCKS - 1] + 1 == STAGES ? 0 : at[BLOCKS - 1] + 1;
+                phase ^= next <= at[0], stage = next;
             };
-            for (u32 s = 0; s < a.slice_blocks / STAGE_BLOCKS; s++) run_stage(Number<STAGE_BLOCKS>());
-#if TAIL
-            run_stage(Number<TAIL>());
-#endif
+            for (u32 s = 0; s < a.slice_blocks / CHUNK; s++) run_chunk(Number<CHUNK>());
+            if (CHUNK > 1 && a.slice_blocks % CHUNK) run_chunk(Number<1>());
+#if KIND == 4
+            const u32 after = turn == 2 ? 0 : turn + 1;
+            write_rounded<COLUMNS>(a, acc, unit, warp, lane, places, largest + turn * N, largest + after * N);
+            turn = after;
+#else
             write<COLUMNS, DEEP>(a, acc, unit, first_tile, places, g, t);
+#endif
         };
         barrier_wait(full + stage * 8, phase);
         if (NARROW && is_narrow[stage]) run_unit(Number<NARROW ? N - 16 : N>());

@@ -90,11 +90,14 @@ DEVICE void exchange(float (&acc)[32], u32 lane) {
 }
 
 // ---- router logits of many rows: x bf16 [rows, inputs], weight fp32 [experts, inputs]. A block: 8 rows x 4 experts, its threads share the
-// inputs, PARTS thousands of them, held in registers.
-extern "C" __global__ void __launch_bounds__(256) router_many(const u16* x, const float* weight, float* logits, u32 inputs, u32 rows, u32 experts) {
+// inputs, PARTS thousands of them, held in registers. As many blocks more: logits of the next layer's router with the same rows, whose inputs are to be multiplied by `scale`.
+extern "C" __global__ void __launch_bounds__(256) router_many(const u16* x, const float* weight, float* logits, const float* next_weight, const float* scale, float* next_logits,
+                                                              u32 inputs, u32 rows, u32 experts) {
     __shared__ float sums[8][32];
     launch_next();
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, expert = blockIdx.x * 4, first = blockIdx.y * 8;
+    const bool is_next = blockIdx.x >= experts / 4;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, expert = blockIdx.x * 4 - (is_next ? experts : 0), first = blockIdx.y * 8;
+    if (is_next) weight = next_weight, logits = next_logits;
     float4 w[PARTS][4];
 #pragma unroll
     for (u32 i = 0; i < PARTS; i++)
@@ -103,6 +106,15 @@ extern "C" __global__ void __launch_bounds__(256) router_many(const u16* x, cons
             const u32 k = (i * 256 + threadIdx.x) * 4;
             w[i][e] = k < inputs ? *(const float4*)(weight + (u64)(expert + e) * inputs + k) : float4{0.f, 0.f, 0.f, 0.f};
         }
+    if (is_next) {
+#pragma unroll
+        for (u32 i = 0; i < PARTS; i++) {
+            const u32 k = (i * 256 + threadIdx.x) * 4;
+            const float4 s = k < inputs ? *(const float4*)(scale + k) : float4{0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) w[i][e] = float4{w[i][e].x * s.x, w[i][e].y * s.y, w[i][e].z * s.z, w[i][e].w * s.w};
+        }
+    }
     wait_previous();
     float acc[32];
 #pragma unroll
@@ -157,17 +169,26 @@ extern "C" __global__ void __launch_bounds__(128)
 // An item is up to ITEM rows that share an expert: (expert, row numbers, places of results).
 // Items come in the order of experts, rows in order within: the same input gives the same items. The shared expert's rows are items too.
 // place = row * (active + shared) + slot; the shared expert has the last slot. counts: number of items, blocks arrived (zero between launches).
+// As many blocks more: what the next layer would choose (next_ids), and nothing else.
 #ifndef ITEM
 #define ITEM 8
 #endif
 extern "C" __global__ void __launch_bounds__(128)
     route_many(const float* logits, const float* correction, int* ids, float* weights, int* counts, int* item_expert, int* item_rows,
-               int* item_places, u32 rows, u32 active, u32 shared, float routed_scale) {
+               int* item_places, const float* next_logits, const float* next_correction, int* next_ids, u32 rows, u32 active, u32 shared, float routed_scale) {
     __shared__ u64 mask[EXPERTS + 1];
     __shared__ u32 offset[EXPERTS + 1];
     __shared__ u32 is_last;
     launch_next();
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, all = EXPERTS + shared, row = blockIdx.x * 4 + warp;
+    const u32 blocks = (rows + 3) / 4, warp = threadIdx.x / 32, lane = threadIdx.x & 31, all = EXPERTS + shared, row = blockIdx.x % blocks * 4 + warp;
+    if (blockIdx.x >= blocks) {
+        wait_previous();
+        int id = 0;
+        float weight = 0.f;
+        if (row < rows) choose<EXPERTS / 32>(next_logits + (u64)row * EXPERTS, next_correction, active, routed_scale, lane, id, weight);
+        if (row < rows && lane < active) next_ids[row * active + lane] = id;
+        return;
+    }
     for (u32 i = threadIdx.x; i < all; i += 128) mask[i] = i < EXPERTS ? 0 : rows == 64 ? ~0ull : (1ull << rows) - 1;
     wait_previous();
     if (row < rows) {
@@ -181,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(128)
         }
     }
     __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(counts + 1, 1) == (int)gridDim.x - 1;
+    if (threadIdx.x == 0) is_last = atomicAdd(counts + 1, 1) == (int)blocks - 1;
     __syncthreads();
     if (!is_last) return;
     __threadfence();
@@ -219,21 +240,10 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 // ---- rounding to 8 bits, for int8.cu: a step for each row and 128 inputs, which a warp holds, two pairs of bf16 in each lane.
-// A scale has 22 bits, so that 1.5 * 2^23 times it is exact; it stands for a sixteenth of a step, as weights are 16 times too high.
 struct Rounded {
     u32 bytes;  // in the order of the numbers
     float scale;
 };
-// Bits of bf16 without sign are in the order of the numbers.
-DEVICE u32 largest_bits(u32 a, u32 b) { return max(max(a & 0x7fffu, b & 0x7fffu), max(a >> 16 & 0x7fffu, b >> 16 & 0x7fffu)); }
-DEVICE float step_of(float largest) { return __uint_as_float(__float_as_uint(largest * (1.f / 127.f)) & ~3u) * (1.f / 16.f); }
-DEVICE float inverse_of(float largest) { return largest > 1e-30f ? 127.f / largest : 0.f; }
-DEVICE u32 round_bytes(u32 a, u32 b, float inverse) {
-    constexpr float MAGIC = 12582912.f;  // added to this, a number's integer part lies in the low bits
-    const u32 n0 = __float_as_uint(fmaf(bf16_float(a), inverse, MAGIC)), n1 = __float_as_uint(fmaf(__uint_as_float(a & 0xffff0000u), inverse, MAGIC));
-    const u32 n2 = __float_as_uint(fmaf(bf16_float(b), inverse, MAGIC)), n3 = __float_as_uint(fmaf(__uint_as_float(b & 0xffff0000u), inverse, MAGIC));
-    return __byte_perm(__byte_perm(n0, n1, 0x0040), __byte_perm(n2, n3, 0x0040), 0x5410);
-}
 DEVICE Rounded round_four(u32 a, u32 b) {
     const float largest = bf16_float(__reduce_max_sync(~0u, largest_bits(a, b)));
     return {round_bytes(a, b, inverse_of(largest)), step_of(largest)};

@@ -7,6 +7,7 @@ struct Arguments {
     const float* x_scales;   // of int8.cu: [rows of x, blocks of inputs]
     const float* bias;
     void* out;
+    float* out_scales;       // of int8.cu's KIND 4: [places, blocks of outputs]
     const int* num_items;
     const int* item_expert;
     const int* item_rows;    // [items, N], -1 for none

@@ -1,0 +1,38 @@
+"""Experts of the next layer that are guessed beside a device: how many, and what reading them early saves. Pure; planner and engine share it.
+
+While the device computes attention, routers and the experts that it has, link and CPU would have nothing to read: which experts of host memory a
+layer needs is known only after its router. The next layer's router, applied to what enters this layer's experts, names most of them
+(docs/guides/offload.md). Both then read in that time too. What was guessed wrongly is left off as soon as that is known.
+"""
+
+from __future__ import annotations
+
+MAX_GUESSES = 16
+"""Experts of a layer (sources/offload.cu, native/tiles/mailbox.h)."""
+GUESS_ROWS = 8
+"""Of a step. The kernels of more rows need all registers of a multiprocessor, so that none would be left for those that fetch; and with the CPU alone
+nothing is gained, as both have to end."""
+CARRIED_BYTES = 12_500_000
+"""What a link of 50 GB/s carries in the 250 us that a layer of some rows does not read: more experts would only take longer, since few
+multiprocessors fetch."""
+GUESSED_RIGHT = 0.85
+"""Of the experts that a layer needs: 82 % of a trained mixture's, 92 % with random weights (docs/guides/offload.md)."""
+
+
+def ahead_slots(in_host: int) -> int:
+    """Slots for experts that are fetched ahead, of each of two layers: in the second half of the staging slots, idle in steps of few rows."""
+    return min(MAX_GUESSES, in_host // 2)
+
+
+def most_guesses(rows: int, in_host: int, fetched_bytes: int) -> int:
+    """Of a layer with so many experts in host memory. `fetched_bytes`: the device's part of one of them."""
+    if rows > GUESS_ROWS:
+        return 0
+    slots = ahead_slots(in_host)
+    return slots if rows == 1 or not fetched_bytes else min(slots, -(-CARRIED_BYTES // fetched_bytes))
+
+
+def hidden_seconds(reading: float, idle: float, rows: float) -> float:
+    """Of the seconds in which host memory is read for a step of so many rows: what falls into the `idle` ones in which it would not be. 0 rows:
+    nothing is chosen that could be guessed."""
+    return GUESSED_RIGHT * min(reading, idle) if 0 < rows <= GUESS_ROWS else 0.0
