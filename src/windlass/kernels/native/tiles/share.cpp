@@ -8,55 +8,23 @@
 // part of these into its second-level cache (ahead.h). Nothing depends on it: a wrong guess is lines that nobody uses.
 #include <algorithm>
 #include <atomic>
-#include <climits>
 #include <cmath>
 #include <cstring>
-#include <ctime>
 #include <exception>
 #include <thread>
 #include <utility>
 #include <vector>
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 #include "tiles/ahead.h"
 #include "tiles/disk.h"
 #include "tiles/mailbox.h"
 #include "tiles/tiles.h"
+#include "tiles/waiting.h"
 
 namespace tiles {
 
 constexpr int RUN = 2, MAX_GROUPS = 8;  // of an expert: 64 rows
 constexpr size_t SOON_BYTES = 128 << 10;  // of a thread: what it fetches at most while it waits for the others within a question
-
-static inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-static void wait_changed(std::atomic<uint32_t>& word, uint32_t old) {
-#if defined(__linux__)
-    syscall(SYS_futex, (uint32_t*)&word, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
-#else
-    std::this_thread::yield();
-#endif
-}
-static void wake_all(std::atomic<uint32_t>& word) {
-#if defined(__linux__)
-    syscall(SYS_futex, (uint32_t*)&word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-#endif
-}
-static double seconds() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec + now.tv_nsec * 1e-9;
-}
 
 class Share {
 public:
