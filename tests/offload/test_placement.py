@@ -31,10 +31,10 @@ def test_a_cap_above_what_is_free_is_what_is_free() -> None:
     assert budget(2**29, 2**30).cap_bytes == 2**29
 
 
-def test_a_folder_that_a_gpu_does_not_use_is_refused() -> None:
+def test_a_folder_that_a_device_does_not_use_is_refused() -> None:
     nothing: Any = None
-    with pytest.raises(BadInput, match="not on disk"):
-        build_decoder(Launch(disk_folder="/tmp"), "cuda", nothing, 0, None)
+    with pytest.raises(BadInput, match="not beside mps"):
+        build_decoder(Launch(disk_folder="/tmp"), "mps", nothing, 0, None)
 
 
 @pytest.mark.parametrize(

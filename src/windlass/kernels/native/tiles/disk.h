@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "tiles/mailbox.h"
+
 namespace tiles {
 
 struct ReadState {  // kernels/native/program/reads.cpp has the same
@@ -89,5 +91,16 @@ private:
     std::deque<Coming> coming;
     std::deque<int> waiting;  // without a slot
 };
+
+// Experts of a question that are in the file, of so many of a layer, with the number of their uses.
+inline void find_on_disk(const std::vector<Item>& items, int64_t experts, std::vector<std::pair<int, int>>& found) {
+    found.clear();
+    for (const Item& item : items) {
+        const int expert = item.expert - DISK_PLACES;
+        if (expert < 0 || expert >= experts) continue;
+        if (found.empty() || found.back().first != expert) found.push_back({expert, 0});
+        found.back().second += item.count;
+    }
+}
 
 }  // namespace tiles

@@ -110,7 +110,8 @@ private:
     }
     // What is on disk is asked of it before anything is computed, and is computed as it comes.
     void answer(Worker& me) {
-        begin_disk();
+        find_on_disk(asked_items, s.disk ? s.disk_experts : 0, wanted);
+        if (!wanted.empty()) s.disk->begin((int)layer, wanted);
         blocks = s.blocks, adds = false;
         gather([&](const Item& item) { return item.expert < DISK_PLACES; },
                [&](int expert) { gate_up_of.push_back(s.gate_up[layer] + expert * gate_up_bytes), down_of.push_back(s.down[layer] + expert * home_bytes); });
@@ -126,16 +127,6 @@ private:
                    [&](int expert) { gate_up_of.push_back(find(expert)->gate_up), down_of.push_back(find(expert)->down); });
             run(me);
         }
-    }
-    void begin_disk() {
-        wanted.clear();
-        for (const Item& item : asked_items) {
-            const int expert = item.expert - DISK_PLACES;
-            if (expert < 0 || expert >= s.disk_experts || !s.disk) continue;
-            if (wanted.empty() || wanted.back().first != expert) wanted.push_back({expert, 0});
-            wanted.back().second += item.count;
-        }
-        if (!wanted.empty()) s.disk->begin((int)layer, wanted);
     }
     // Threads that spin meanwhile would keep reads from being completed.
     bool next_from_disk(std::vector<DiskCache::Ready>& ready) {
