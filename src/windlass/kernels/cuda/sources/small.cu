@@ -403,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(1024) dispatch_count(const int* ids
 extern "C" __global__ void __launch_bounds__(1024)
     dispatch_fill(const int* ids, const int* counts, int* num_items, int* item_expert, int* item_rows, int* item_places, u32 rows, u32 active, u32 shared,
                   u32 size) {
-    __shared__ u32 before, all, found[33];
+    __shared__ u32 before, all, found[32];
     launch_next();
     wait_previous();
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread & 31, expert = blockIdx.x, slots = active + shared;
@@ -430,20 +430,23 @@ extern "C" __global__ void __launch_bounds__(1024)
         for (u32 i = thread; i < rows; i += 1024) item_rows[place(i)] = (int)i, item_places[place(i)] = (int)(i * slots + active);
         return;
     }
-    u32 base = 0;
-    for (u32 start = 0; start < rows * active; start += 1024) {
-        const u32 i = start + thread;
-        const bool here = i < rows * active && __ldcg(ids + i) == (int)expert;
-        const u32 votes = __ballot_sync(~0u, here);
-        if (lane == 0) found[warp] = __popc(votes);
-        __syncthreads();
-        const u32 value = found[lane], ahead = __reduce_add_sync(~0u, lane < warp ? value : 0), sum = __reduce_add_sync(~0u, value);
-        if (here) {
-            const u32 at = place(base + ahead + __popc(votes & ((1u << lane) - 1))), row = i / active;
+    // A warp takes numbers that follow one another: it counts those of its expert, learns how many there are before, and looks again.
+    const u32 total = rows * active, each_warp = (total + 1023) / 1024 * 32, begin = warp * each_warp;
+    auto votes_at = [&](u32 i) { return __ballot_sync(~0u, i < total && __ldcg(ids + i) == (int)expert); };
+    u32 mine = 0;
+#pragma unroll 8
+    for (u32 k = 0; k < each_warp; k += 32) mine += __popc(votes_at(begin + k + lane));
+    if (lane == 0) found[warp] = mine;
+    __syncthreads();
+    u32 base = __reduce_add_sync(~0u, lane < warp ? found[lane] : 0);
+#pragma unroll 8
+    for (u32 k = 0; k < each_warp; k += 32) {
+        const u32 i = begin + k + lane, votes = votes_at(i);
+        if (votes >> lane & 1) {
+            const u32 at = place(base + __popc(votes & ((1u << lane) - 1))), row = i / active;
             item_rows[at] = (int)row, item_places[at] = (int)(row * slots + i % active);
         }
-        base += sum;
-        __syncthreads();
+        base += __popc(votes);
     }
 }
 
