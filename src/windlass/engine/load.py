@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,19 +76,22 @@ class LoadedDecoder(NamedTuple):
     max_sequences: int | None = None
     step_tokens: int | None = None
     """Limits that offloading sets; see BuiltDecoder."""
+    arriving: AbstractContextManager[object] = nullcontext()
+    """Within, weights may still be on their way; at its end all are there."""
 
 
 def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
     """A whole model on one device."""
     began = time.perf_counter()
     device = chosen_device(launch.device)
-    built = build(launch, device, progress)
+    built = build(launch, device, progress, wait=False)
     launch = with_limits(launch, built)
-    engine = make_engine(launch, built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
-    if launch.adapters:
-        add_adapters(launch, engine)
-    if _kind(device) == "cuda":
-        engine.warm_up()
+    with built.arriving:  # compiling, graphs and first prompts take as long as reading: they need the weights' addresses, not their numbers
+        engine = make_engine(launch, built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
+        if launch.adapters:
+            add_adapters(launch, engine)
+        if _kind(device) == "cuda":
+            engine.warm_up()
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
 
 
@@ -106,14 +110,23 @@ def with_limits(launch: Launch, built: LoadedDecoder) -> Launch:
 
 
 def build(
-    launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE, parts: str = ""
+    launch: Launch,
+    device: str,
+    progress: Progress | None = None,
+    shard_of: ShardOf = lambda *_: WHOLE,
+    parts: str = "",
+    *,
+    wait: bool = True,
 ) -> LoadedDecoder:
-    """`parts`: a folder of received weight slices, read instead of the checkpoint."""
+    """`parts`: a folder of received weight slices, read instead of the checkpoint. `wait`: until all weights are there; else see `arriving`."""
     check_kv(launch.kv_type, device)
     if launch.random_weights is not None:
         built = _random(launch, launch.random_weights, device, shard_of)
     else:
         built = _from_checkpoint(launch, device, progress, shard_of, parts)
+    if wait:
+        with built.arriving:
+            pass
     trim_heap()
     if _kind(device) == "cuda":
         torch.cuda.empty_cache()  # of what was read on its way to its place
@@ -142,9 +155,22 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
         identity = {"digest": opened.digest, "exact": launch.exact, "quant": launch.quant}
         num_bytes = weights.memory_bytes() + (weights.mtp_bytes() if wants_mtp(launch, opened.spec, shard) else 0)
         rank = RankWeights(opened.spec, shard, weights, num_bytes, weights.held_tensors, identity)
-        return _loaded(launch, device, rank, stored_as)
+        with ExitStack() as begun:
+            begun.callback(weights.close)
+            built = _loaded(launch, device, rank, stored_as)
+            begun.pop_all()
+        return built._replace(arriving=_arriving(weights))
     finally:
         opened.store.close()
+
+
+@contextmanager
+def _arriving(weights: CheckpointWeights) -> Iterator[None]:
+    try:
+        yield
+        weights.finish()
+    finally:
+        weights.close()
 
 
 def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -> LoadedDecoder:
