@@ -36,6 +36,7 @@ from windlass.engine.memory import (
 )
 from windlass.engine.speculate.setup import check_draft_model, speculation_for, wants_mtp
 from windlass.engine.tiers import RankWeights, build_decoder
+from windlass.engine.timeline import mark
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
@@ -85,13 +86,16 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     began = time.perf_counter()
     device = chosen_device(launch.device)
     built = build(launch, device, progress, wait=False)
+    mark("decoder built")
     launch = with_limits(launch, built)
     with built.arriving:  # compiling, graphs and first prompts take as long as reading: they need the weights' addresses, not their numbers
         engine = make_engine(launch, built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
         if launch.adapters:
             add_adapters(launch, engine)
         if _kind(device) == "cuda":
+            mark("KV cache allocated")
             engine.warm_up()
+            mark("prompts tried")
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
 
 
@@ -136,6 +140,7 @@ def build(
 def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> LoadedDecoder:
     check_quant(launch)
     opened = open_partial(Path(parts)) if parts else open_model(Path(launch.model))
+    mark("files opened")
     try:
         opened = quantized(opened, launch.quant)
         dtype = torch.float32 if launch.exact else None
@@ -171,6 +176,11 @@ def _arriving(weights: CheckpointWeights) -> Iterator[None]:
         weights.finish()
     finally:
         weights.close()
+    state = weights.background_state
+    if state is not None:
+        mark("first byte read", state.first)
+        mark(f"last byte read ({state.num_bytes / max(state.last - state.first, 1e-9) / 1e9:.1f} GB/s)", state.last)
+    mark("weights there")
 
 
 def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -> LoadedDecoder:

@@ -27,6 +27,7 @@ from windlass.engine.protocol import (
     describe_error,
     encode_frame,
 )
+from windlass.engine.timeline import mark
 from windlass.errors import Error
 from windlass.machine.garbage import importing
 from windlass.machine.parent_death import exit_on_close, kill_with_parent
@@ -36,6 +37,7 @@ RECEIVE_BYTES = 2**18
 
 
 def main() -> int:
+    mark("engine process up")
     kill_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, which cancels or closes
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -63,6 +65,7 @@ def _serve(job: RankJob, connection: socket.socket) -> None:
         from windlass.engine.loop import EngineLoop
 
         load = getattr(import_module(module), function)
+    mark("imports done")
 
     def send(report: Report) -> None:
         connection.sendall(encode_frame(report))
@@ -71,6 +74,7 @@ def _serve(job: RankJob, connection: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # what is loaded stays: collections need not scan it again
     send(EngineReady(info))
+    mark("engine ready")
     EngineLoop(engine, info, send).run(_Inbox(connection).take)
 
 

@@ -17,6 +17,7 @@ from windlass.core.client import Unavailable
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import BadFrame
 from windlass.engine.protocol import Command, MessageReader, Report, encode_frame
+from windlass.engine.timeline import mark
 from windlass.errors import Error
 from windlass.machine.exit_status import describe_exit, last_line
 
@@ -76,6 +77,7 @@ class ProcessTransport:
                 pass_fds=[theirs.fileno(), *([self._supervised.fileno()] if self._supervised is not None else [])],
                 process_group=0,
             )
+        mark("engine process started")
         if self._supervised is not None:
             self._supervised.close()
         assert self._process.stdin is not None

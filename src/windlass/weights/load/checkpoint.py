@@ -104,6 +104,10 @@ class CheckpointWeights:
             self._background.finish()
             self._tell()
 
+    @property
+    def background_state(self) -> loader.LoaderState | None:
+        return None if self._background is None else self._background.state
+
     def close(self) -> None:
         """Ends reading, also before its end. May be called twice."""
         if self._background is not None:
