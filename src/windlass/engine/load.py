@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,9 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     built = build(launch, device, progress, wait=False)
     mark("decoder built")
     launch = with_limits(launch, built)
-    with built.arriving:  # compiling, graphs and first prompts take as long as reading: they need the weights' addresses, not their numbers
+    with (
+        built.arriving
+    ):  # compiling, graphs and first prompts take as long as reading: they need the weights' addresses, not their numbers
         engine = make_engine(launch, built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
         if launch.adapters:
             add_adapters(launch, engine)
@@ -170,7 +172,7 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
 
 
 @contextmanager
-def _arriving(weights: CheckpointWeights) -> Iterator[None]:
+def _arriving(weights: CheckpointWeights) -> Generator[None]:
     try:
         yield
         weights.finish()

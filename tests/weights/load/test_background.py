@@ -107,7 +107,10 @@ def test_the_shared_expert_lies_behind_the_others(opened: Any, monkeypatch: pyte
     from windlass.nn.fused.feed_forward import _with_shared
 
     feed = decoder_of(opened("glm4_moe"), StandIn(LARGE)).layers[1].feed_forward
-    expected = [torch.cat((feed.gate_up.data, feed.shared.up.weight.data)), torch.cat((feed.down.data, feed.shared.down.weight.data))]
+    expected = [
+        torch.cat((feed.gate_up.data, feed.shared.up.weight.data)),
+        torch.cat((feed.down.data, feed.shared.down.weight.data)),
+    ]
     places = [feed.gate_up.data.data_ptr(), feed.down.data.data_ptr()]
     monkeypatch.setattr(torch, "cat", None)
     joined = _with_shared(feed)

@@ -3,7 +3,7 @@ for the next: with dozens of graphs that is most of the time they take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ LITTLE_BYTES = 2**30
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Generator[None]:
     """`thread_local`: threads that load weights go on meanwhile."""
     torch.cuda.current_stream().synchronize()
     if torch.cuda.mem_get_info()[0] < LITTLE_BYTES:

@@ -129,7 +129,13 @@ class CudaSide:
     def __init__(self, device: torch.device, workers: int | None = None, slot_bytes: int = SLOT_BYTES) -> None:
         self._device, self.slot_bytes = device, slot_bytes
         count = SLOTS_PER_WORKER * (workers or default_workers())
-        names = ("cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode", "cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuStreamSynchronize")
+        names = (
+            "cuCtxSetCurrent",
+            "cuThreadExchangeStreamCaptureMode",
+            "cuMemcpyHtoDAsync_v2",
+            "cuLaunchKernel",
+            "cuStreamSynchronize",
+        )
         self.functions = Functions(*map(driver.address, names))
         self._staging = torch.empty(count * slot_bytes, dtype=torch.uint8, device=device)
         torch.cuda.current_stream(device).synchronize()  # what used this memory before is done; and there is a context
@@ -143,7 +149,7 @@ class CudaSide:
                 self._streams.append(_stream())
         self.context = context.value or 0
         start = self._memory.value or 0
-        self.slots = [
+        self.slots: Sequence[Slot] = [
             Slot(start + number * slot_bytes, self._staging.data_ptr() + number * slot_bytes, stream)
             for number, stream in enumerate(self._streams)
         ]
@@ -195,9 +201,7 @@ class Loader:
         self._ended = LoaderState(True, 0, 0.0, 0.0)
         slots = (_Slot * len(side.slots))(*side.slots)
         workers = len(side.slots) // SLOTS_PER_WORKER
-        self._handle: int | None = self._native.windlass_loader_open(
-            ctypes.byref(side.functions), side.context, slots, workers
-        )
+        self._handle: int | None = self._native.windlass_loader_open(ctypes.byref(side.functions), side.context, slots, workers)
 
     @property
     def slot_bytes(self) -> int:
@@ -246,7 +250,9 @@ class Loader:
         if found.error_file < 0:
             raise driver.CudaFailed(f"copying weights to the device failed (CUDA error {found.error})")
         path = next(path for path, number in self._files.items() if number == found.error_file)
-        what = "the file ends within a tensor: it is truncated" if found.error < 0 else f"cannot be read: {os.strerror(found.error)}"
+        what = (
+            "the file ends within a tensor: it is truncated" if found.error < 0 else f"cannot be read: {os.strerror(found.error)}"
+        )
         raise BadCheckpoint(what, path, offset=found.error_at)
 
     def finish(self, wait_seconds: float = 0.1) -> None:

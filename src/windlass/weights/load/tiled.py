@@ -59,9 +59,7 @@ def load_tiles(
     return out
 
 
-def empty_tiles(
-    shards: Sequence[TensorShard], codes: CodeFormat, count: int, *, paired: bool, device: torch.device
-) -> Tiles:
+def empty_tiles(shards: Sequence[TensorShard], codes: CodeFormat, count: int, *, paired: bool, device: torch.device) -> Tiles:
     """Of so many matrices like these shards, concatenated along the output."""
     num_out, num_in = sum(shard.num_rows for shard in shards), shards[0].num_in
     return empty(count, num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
