@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import msgspec
@@ -85,6 +86,8 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     """A whole model on one device."""
     began = time.perf_counter()
     device = chosen_device(launch.device)
+    if _kind(device) == "cuda":
+        Thread(target=_make_context, args=(device,), daemon=True).start()
     built = build(launch, device, progress, wait=False)
     mark("decoder built")
     launch = with_limits(launch, built)
@@ -99,6 +102,12 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
             engine.warm_up()
             mark("prompts tried")
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
+
+
+def _make_context(device: str) -> None:
+    """The device's context, which takes some tenths of a second, while files are opened."""
+    with suppress(Exception):  # the thread that loads meets the same
+        torch.zeros(1, device=device)
 
 
 def with_limits(launch: Launch, built: LoadedDecoder) -> Launch:

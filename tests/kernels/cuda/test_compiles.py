@@ -149,3 +149,12 @@ def test_a_cache_in_fp8_has_kernels_of_its_own() -> None:
     own = set(recorded_fp8("GLM-4.5-Air").units) - set(recorded("GLM-4.5-Air").units)
     assert {file for file, _ in own} == {"attention.cu", "rotary.cu"}
     assert all(dict(defines)["FP8"] == 1 for _, defines in own)
+
+
+def test_layers_of_one_kind_are_noted_once() -> None:
+    """Before they are compiled: three dense layers need what one needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "is_collecting", lambda: True)
+        noted = record(full_size("GLM-4.6"), patch)
+    assert noted.units == recorded("GLM-4.6").units
+    assert noted.num_launches < 0.7 * recorded("GLM-4.6").num_launches

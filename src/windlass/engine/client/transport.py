@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -46,6 +46,39 @@ class EngineTransport(Protocol):
         ...
 
 
+class EngineProcess:
+    """One that was started: it imports what it needs, then waits for its job on standard input. It ends with this process."""
+
+    def __init__(self, inherited: Sequence[int] = ()) -> None:
+        """Call it in the thread of the event loop: with PR_SET_PDEATHSIG a process ends with the thread that started it."""
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self.process = subprocess.Popen(
+                # -P: the current directory is not on sys.path.
+                [sys.executable, "-P", "-m", "windlass.engine.process", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=self.output,
+                stderr=self.output,
+                pass_fds=[theirs.fileno(), *inherited],
+                process_group=0,
+            )
+        mark("engine process started")
+
+    def give(self, job: RankJob) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
+            pipe.write(msgspec.msgpack.encode(job))
+
+
+_ahead: list[EngineProcess] = []
+
+
+def start_ahead() -> None:
+    """For a command that will open a model soon, in its main thread: the next ProcessTransport finds its process started, with its imports done."""
+    _ahead.append(EngineProcess())
+
+
 class ProcessTransport:
     """The engine process has its own process group, so Ctrl-C does not reach it; it ends with this process."""
 
@@ -58,32 +91,22 @@ class ProcessTransport:
         self._reporting: asyncio.Task[None] | None = None
         self._unsent: list[bytes] = []
         self._is_closed = False
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._output: IO[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     def open(self, receive: Receive, lost: Lost) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            # In the thread of the event loop: with PR_SET_PDEATHSIG a process ends with the thread that started it.
-            self._process = subprocess.Popen(
-                # -P: the current directory is not on sys.path.
-                [sys.executable, "-P", "-m", "windlass.engine.process", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=[theirs.fileno(), *([self._supervised.fileno()] if self._supervised is not None else [])],
-                process_group=0,
-            )
-        mark("engine process started")
+        if self._supervised is None and _ahead:
+            started = _ahead.pop()
+        else:
+            started = EngineProcess([] if self._supervised is None else [self._supervised.fileno()])
+        self._process, self._output = started.process, started.output
         if self._supervised is not None:
             self._supervised.close()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(msgspec.msgpack.encode(self._job))
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(ours, receive, lost))
+        started.give(self._job)
+        self._connecting = asyncio.get_running_loop().create_task(self._connect(started.connection, receive, lost))
 
     async def _connect(self, ours: socket.socket, receive: Receive, lost: Lost) -> None:
         loop = asyncio.get_running_loop()
@@ -111,7 +134,8 @@ class ProcessTransport:
         try:
             await self._end()
         finally:  # also where it is cancelled
-            self._output.close()
+            if self._output is not None:
+                self._output.close()
 
     async def _end(self) -> None:
         if self._connecting is not None:
@@ -139,7 +163,7 @@ class ProcessTransport:
             status = await asyncio.to_thread(self._process.wait, SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             return Unavailable("the engine process closed its connection; retry to restart it")
-        last = "" if self._output.closed else last_line(self._output.fileno())
+        last = "" if self._output is None or self._output.closed else last_line(self._output.fileno())
         return Unavailable(f"the engine process {describe_exit(status)}{f': {last}' if last else ''}; retry to restart it")
 
 
