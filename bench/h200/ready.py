@@ -2,18 +2,22 @@
 kernel compiled, then with all of them.
 
 starts  a timeline of both, from the command line to the first answer
-check   four layers loaded in the background while graphs are captured: the same bits and the same tokens as loaded one after another
+profile where the main thread of a load with compiled kernels spends its time, in this process
+check   three layers loaded in the background while graphs are captured: the same bits and the same tokens as loaded one after another
 sweep   GB/s from files to tiles by threads and buffers
-Run: PYTHONPATH=src:bench/h200 python bench/h200/ready.py [starts] [check] [sweep] [--model GLM-4.5-Air] [--folder /dev/shm/model]
+Run: PYTHONPATH=src:bench/h200 python bench/h200/ready.py [starts] [profile] [check] [sweep] [--model GLM-4.5-Air] [--folder /dev/shm/model]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
 import ctypes
+import io
 import json
 import os
+import pstats
 import shutil
 import sys
 import tempfile
@@ -38,9 +42,9 @@ from windlass.kernels.program import loader
 from windlass.measure.served.own_server import OwnServer
 from windlass.weights import CheckpointWeights, open_model
 
-CHECKED_LAYERS = 4
+CHECKED_LAYERS = 3
 SWEPT_LAYERS = range(1, 9)
-SWEEP = ((4, 8), (8, 8), (12, 8), (16, 8), (12, 2), (12, 4), (12, 16))
+SWEEP = ((4, 8), (8, 8), (12, 8), (16, 8), (12, 2), (12, 32))
 """Threads, MiB of a buffer."""
 PROMPTS = ([5, 6, 7], list(range(100, 400)), [9] * 40)
 
@@ -50,10 +54,9 @@ PROMPTS = ([5, 6, 7], list(range(100, 400)), [9] * 40)
 
 def starts(folder: Path) -> list[str]:
     lines: list[str] = []
-    with tempfile.TemporaryDirectory() as caches:
-        os.environ.update(XDG_CACHE_HOME=f"{caches}/kernels", TRITON_CACHE_DIR=f"{caches}/triton")
-        for which in ("nothing compiled", "all kernels compiled"):
-            lines += [which, *start(folder, Path(caches) / f"{which[:3]}.txt")]
+    for which in ("nothing compiled", "all kernels compiled"):
+        with tempfile.TemporaryDirectory() as made:
+            lines += [which, *start(folder, Path(made) / "timeline")]
     return lines
 
 
@@ -82,6 +85,24 @@ def answer(url: str) -> str:
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as response:
         return json.load(response)["choices"][0]["text"]
+
+
+# --- profile ---------------------------------------------------------------------------------------------------------
+
+
+def profile(folder: Path) -> list[str]:
+    began, watched = time.perf_counter(), cProfile.Profile()
+    engine, _ = watched.runcall(load_model, Launch(model=str(folder), device="cuda"))
+    seconds = time.perf_counter() - began
+    engine.close()
+    del engine
+    torch.cuda.empty_cache()
+    text = io.StringIO()
+    stats = pstats.Stats(watched, stream=text).strip_dirs()
+    stats.sort_stats("tottime").print_stats(22)
+    stats.sort_stats("cumtime").print_stats(r"load|warm_up|graphs|capture|prepare|engine|decoder.py|runner", 40)
+    rows = [line for line in text.getvalue().splitlines() if line.strip()[:1].isdigit()]
+    return [f"loaded in this process after {seconds:.1f} s, under a profiler (calls, own, per call, cumulative, per call)", *rows]
 
 
 # --- check -----------------------------------------------------------------------------------------------------------
@@ -184,16 +205,22 @@ def copied(device: torch.device) -> str:
     return f"copies from pinned memory alone: {8 * host.numel() / (time.perf_counter() - began) / 1e9:.1f} GB/s"
 
 
-PARTS: dict[str, Callable[[Path], list[str]]] = {"starts": starts, "check": check, "sweep": sweep}
+PARTS: dict[str, Callable[[Path], list[str]]] = {"starts": starts, "profile": profile, "check": check, "sweep": sweep}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help="starts, check, sweep; all, if none is given")
+    parser.add_argument("parts", nargs="*", help="starts, profile, check, sweep; all, if none is given")
     parser.add_argument("--model", default="GLM-4.5-Air")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/model"))
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as caches:  # no kernel is compiled
+        os.environ.update(XDG_CACHE_HOME=f"{caches}/kernels", TRITON_CACHE_DIR=f"{caches}/triton")
+        return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
     lines, failed = list[str](), False
     if not options.folder.is_dir():
         began = time.perf_counter()

@@ -45,8 +45,8 @@ def main() -> int:
     exit_on_close(connection.fileno())
     try:
         with importing():
-            from windlass.engine import load as _  # noqa: F401 - what nearly every job needs
-            from windlass.engine import loop as _  # noqa: F401
+            for module in ("windlass.engine.loop", "windlass.engine.load"):  # what nearly every job needs
+                import_module(module)
         mark("imports done")
         data = sys.stdin.buffer.read()
         if not data:

@@ -30,12 +30,17 @@ def start(options: ServeOptions) -> int:
     check_options(options)
     # Prompts arrive one by one, so its threads are of no use; and with them it warns whenever an engine process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if _is_one_engine(options):
-        from windlass.engine.client.transport import start_ahead
-        from windlass.open.client import require_torch
+    if not _is_one_engine(options):
+        return _start(options)
+    from windlass.engine.client.transport import started_ahead
+    from windlass.open.client import require_torch
 
-        require_torch("running a model")
-        start_ahead()  # which imports torch while the server is set up
+    require_torch("running a model")
+    with started_ahead():  # it imports torch while the server is set up
+        return _start(options)
+
+
+def _start(options: ServeOptions) -> int:
     from windlass.cli.check.quick import check_before
     from windlass.open.resolve import runnable_files
     from windlass.serve.server import bind, check_tls

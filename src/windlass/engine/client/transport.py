@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -70,13 +70,27 @@ class EngineProcess:
         with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
             pipe.write(msgspec.msgpack.encode(job))
 
+    def end(self) -> None:
+        """One that got no job."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.connection.close()
+        self.process.wait()
+        self.output.close()
+
 
 _ahead: list[EngineProcess] = []
 
 
-def start_ahead() -> None:
-    """For a command that will open a model soon, in its main thread: the next ProcessTransport finds its process started, with its imports done."""
+@contextlib.contextmanager
+def started_ahead() -> Generator[None]:
+    """For a command that will soon open a model, in this thread: the first ProcessTransport within finds its process started, its imports done."""
     _ahead.append(EngineProcess())
+    try:
+        yield
+    finally:
+        while _ahead:
+            _ahead.pop().end()
 
 
 class ProcessTransport:
