@@ -79,9 +79,10 @@ class Numbers:
             yield from self._slices(self._normals(part), part.num_bytes)
 
     def _slices(self, pool: np.ndarray, num_bytes: int) -> Iterator[memoryview]:
+        half = pool.nbytes // 32 * 16  # whole numbers
         while num_bytes:
-            self._at = (self._at + 7 * 4096 + 16) % (pool.nbytes // 2) & ~15
-            size = min(num_bytes, pool.nbytes // 2)
+            self._at = (self._at + 7 * 4096 + 16) % half
+            size = min(num_bytes, half)
             yield pool.data[self._at : self._at + size]
             num_bytes -= size
 

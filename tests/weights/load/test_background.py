@@ -22,7 +22,7 @@ from windlass.kernels.program import loader  # noqa: E402
 from windlass.nn.decoder import Decoder  # noqa: E402
 from windlass.weights import CheckpointWeights, open_model  # noqa: E402
 
-pytestmark = [pytest.mark.cpu, pytest.mark.skipif(not loader.available(), reason="no C++ compiler")]
+pytestmark = pytest.mark.skipif(not loader.available(), reason="no C++ compiler")
 
 WIDE = {"hidden_size": 256, "head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -71,8 +71,8 @@ def tensors(decoder: Decoder) -> dict[str, Any]:
     return found
 
 
-def decoder_of(opened: Any, side: StandIn | None) -> Decoder:
-    weights = CheckpointWeights(opened, tiled=True, dtype=torch.bfloat16)
+def decoder_of(opened: Any, side: loader.DeviceSide | None, device: str = "cpu") -> Decoder:
+    weights = CheckpointWeights(opened, tiled=True, dtype=torch.bfloat16, device=device)
     if side is not None:
         weights.begin(side)
     try:
@@ -83,6 +83,7 @@ def decoder_of(opened: Any, side: StandIn | None) -> Decoder:
     return decoder
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("slot_bytes", [SMALL, MIDDLE, LARGE])
 @pytest.mark.parametrize("name", FAMILIES)
@@ -96,12 +97,14 @@ def test_the_same_bits(opened: Any, name: str, slot_bytes: int, late: bool) -> N
     assert max(side.copies) <= slot_bytes and len(side.copies) > side.num_repacked  # embedding and head too
 
 
+@pytest.mark.cpu
 def test_every_thread_has_the_context_and_may_run_beside_a_capture(opened: Any) -> None:
     side = StandIn(MIDDLE, workers=3)
     decoder_of(opened("llama"), side)
     assert side.contexts == [side.context] * 3 and side.modes == [RELAXED] * 3
 
 
+@pytest.mark.cpu
 def test_the_shared_expert_lies_behind_the_others(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not copied there later: then it may not have arrived."""
     from windlass.nn.fused.feed_forward import _with_shared
@@ -118,6 +121,7 @@ def test_the_shared_expert_lies_behind_the_others(opened: Any, monkeypatch: pyte
     assert all(torch.equal(one.data, other) for one, other in zip(joined, expected, strict=True))
 
 
+@pytest.mark.cpu
 def test_until_they_arrive_weights_are_zero(opened: Any) -> None:
     """What is computed with them before is finite."""
     model = opened("llama")
@@ -132,6 +136,7 @@ def test_until_they_arrive_weights_are_zero(opened: Any) -> None:
         weights.close()
 
 
+@pytest.mark.cpu
 def test_progress_counts_what_was_read(opened: Any) -> None:
     told: list[tuple[int, int]] = []
     weights = CheckpointWeights(opened("glm4_moe"), tiled=True, progress=lambda done, total: told.append((done, total)))
@@ -146,6 +151,7 @@ def test_progress_counts_what_was_read(opened: Any) -> None:
     assert done[-1] == weights.total_bytes()
 
 
+@pytest.mark.cpu
 def test_a_file_that_has_become_shorter(folder: Any, tmp_path: Path) -> None:
     copy = tmp_path / "model"
     copy.mkdir()
@@ -154,7 +160,7 @@ def test_a_file_that_has_become_shorter(folder: Any, tmp_path: Path) -> None:
     found = open_model(copy)
     weights_file, start = found.store.place_of("model.layers.0.mlp.down_proj.weight_packed")
     os.truncate(weights_file, start + 1000)
-    weights, side = CheckpointWeights(found, tiled=True), StandIn(MIDDLE)
+    weights, side = CheckpointWeights(found, tiled=True), StandIn(LARGE)  # in one piece: the first error is this one
     weights.begin(side)
     try:
         weights.matrix("layers.0.ffn.down.weight")
@@ -167,6 +173,7 @@ def test_a_file_that_has_become_shorter(folder: Any, tmp_path: Path) -> None:
         found.store.close()
 
 
+@pytest.mark.cpu
 def test_a_device_that_fails(opened: Any) -> None:
     side = StandIn(MIDDLE)
     side.fails_with = 700
@@ -175,6 +182,7 @@ def test_a_device_that_fails(opened: Any) -> None:
     assert side.num_freed == 1
 
 
+@pytest.mark.cpu
 def test_ended_before_its_end(opened: Any) -> None:
     """Ctrl-C, or an error beside it: what has begun is waited for, the rest is left out, and nothing is written afterwards."""
     weights, side = CheckpointWeights(opened("glm4_moe"), tiled=True), StandIn(SMALL, workers=1, late=True)
@@ -187,6 +195,7 @@ def test_ended_before_its_end(opened: Any) -> None:
     assert torch.equal(found.data, before)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("how", [scheme("int8"), scheme("bf16"), scheme("int4", 32, zero_points=True)])
 def test_what_cannot_be_tiled_is_loaded_as_before(tiny: Any, tmp_path: Path, how: Any) -> None:
     source = tiny.make(tmp_path / "model", "llama", **FAMILIES["llama"])
@@ -195,3 +204,15 @@ def test_what_cannot_be_tiled_is_loaded_as_before(tiny: Any, tmp_path: Path, how
     decoder_of(found, side)
     found.store.close()
     assert not side.copies
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("slot_bytes", [SMALL // 16 * 16, LARGE])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_same_bits_on_a_gpu(opened: Any, name: str, slot_bytes: int) -> None:
+    model, device = opened(name), torch.device("cuda")
+    expected = tensors(decoder_of(model, None, "cuda"))
+    found = tensors(decoder_of(model, loader.CudaSide(device, 3, slot_bytes), "cuda"))
+    for key, tensor in expected.items():
+        assert torch.equal(found[key], tensor), key
