@@ -20,6 +20,7 @@ from windlass.engine.execute.graphs import FEW_SIZES, SIZES, CapturedGraph, Deco
 from windlass.engine.execute.step_writer import StepWriter
 from windlass.engine.execute.verify_graphs import VerifyGraph, VerifyGraphs
 from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
+from windlass.engine.timeline import mark
 from windlass.kernels.program import program
 from windlass.kernels.program.only_views import NotRecordable
 from windlass.kernels.step import KvCache, Step
@@ -165,9 +166,11 @@ class Runner:
         if prepare is not None:
             with torch.inference_mode():
                 prepare(len(self._buffers.tokens), self._graphs.usual_steps(), self._caches)
+        mark("kernels compiled")
         self._graphs.capture_usual()
         if self.verify_graphs is not None:
             self.verify_graphs.capture_usual()
+        mark("graphs captured")
 
     def next_tokens(self, chunks: Sequence[Chunk], ahead: bool) -> list[int | None] | None:
         """The argmax of each chunk, or None where its logits are NaN or infinite. None instead of the list: call `run`.

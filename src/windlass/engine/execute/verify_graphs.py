@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from windlass.engine.execute.capture import capturing
 from windlass.engine.execute.graphs import LENGTHS, SIZES, USUAL_LENGTHS, length_class
 from windlass.kernels.cuda.greedy import greedy, workspace
 from windlass.kernels.step import KvCache, Step
@@ -91,10 +92,9 @@ class VerifyGraphs:
         step = self.view(size, longest)
         with torch.inference_mode():
             self._pass(step)  # kernels cannot be compiled during capture
-            torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                with capturing(graph, self._pool, self._stream):
                     logits, found = self._pass(step)
             except RuntimeError as error:
                 self.why_not = str(error).splitlines()[0]

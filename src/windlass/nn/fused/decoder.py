@@ -95,6 +95,15 @@ class FusedLayer:
         self.most_streamed = DENSE_ROWS if self.in_int8 and isinstance(self.feed, DenseFeed) else MAX_ROWS
         """Rows of a step up to which weights are streamed."""
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What is launched depends on it: the feed-forward's type, and the shapes of all matrices."""
+        mixer, feed = self.mixer, self.feed
+        shapes = [(one.data.shape, one.rows, one.inputs, one.group) for one in (self.qkv, self.out, feed.gate_up, feed.down)]
+        norms = mixer.q_norm is not None, mixer.k_norm is not None
+        alone = id(self) if isinstance(feed, OffloadedFeed | SlicedFeed) else 0  # these depend on what lies where
+        return (type(feed), *shapes, mixer.qkv.bias is not None, norms, alone)
+
     def one(self, h: Tensor, cache: KvCache, space: AttentionLaunch) -> None:
         """h fp32 [hidden], in place."""
         qkv = self._empty_qkv(1, space)
@@ -355,15 +364,20 @@ class FusedDecoder:
     def _one(self, h: Tensor, step: Step, caches: Sequence[KvCache]) -> ResidualStream:
         """h fp32 [1, hidden], in place."""
         space = self.space(step)
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for layer, cache in self._passed_layers(caches):
             layer.one(h[0], cache, space)
         return ResidualStream(h, self.eps)
 
     def _more(self, stream: ResidualStream, step: Step, caches: Sequence[KvCache]) -> ResidualStream:
         rows, space = stream.h.shape[0], self.space(step)
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for layer, cache in self._passed_layers(caches):
             (layer.several if rows <= layer.most_streamed else layer.wide)(stream, cache, space)
         return stream
+
+    def _passed_layers(self, caches: Sequence[KvCache]) -> Iterable[tuple[FusedLayer, KvCache]]:
+        """Where kernels are only noted, layers of one kind need the same."""
+        every = zip(self.layers, caches, strict=True)
+        return {layer.kind: (layer, cache) for layer, cache in every}.values() if driver.is_collecting() else every
 
     def _logits(self, stream: ResidualStream, step: Step) -> Tensor:
         rows, width = stream.h.shape

@@ -11,7 +11,7 @@ from torch import Tensor
 from windlass.core import integer_units
 from windlass.core.model import Scoring
 from windlass.core.tiers.guesses import GUESS_ROWS
-from windlass.kernels.cuda import experts, int8, linear, route
+from windlass.kernels.cuda import experts, int8, layout, linear, route
 from windlass.kernels.cuda import norm as norms
 from windlass.kernels.cuda.int8 import RoundedRows
 from windlass.kernels.cuda.layout import Tiles
@@ -380,8 +380,7 @@ def _with_shared(feed: MixtureOfExperts) -> tuple[Tiles, Tiles]:
         return feed.gate_up, feed.down
     joined: list[Tiles] = []
     for routed, shared in ((feed.gate_up, feed.shared.up), (feed.down, feed.shared.down)):
-        data = torch.cat((routed.data, shared.weight.data))
-        whole = Tiles(data, routed.rows, routed.inputs, routed.group, routed.paired)
+        whole = layout.joined(routed, shared.weight)
         joined.append(whole)
         shared.weight = whole.part(routed.num_matrices, routed.num_matrices + 1)
     feed.gate_up, feed.down = (whole.part(0, whole.num_matrices - 1) for whole in joined)
