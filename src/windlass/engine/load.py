@@ -223,6 +223,7 @@ def make_engine(
     """`cache_share`: the fraction of a token's KV bytes that this rank holds. `drafting`: a model that drafts."""
     spec, defaults = decoder.spec, defaults_of(_kind(device))
     speculation = speculation_for(launch, decoder, drafting)
+    speculation.make_weights()
     cache_share *= 1 + speculation.cache_bytes(launch.kv_type) / kv_token_bytes(spec, launch.kv_type)
     available = launch.kv_bytes or spare_bytes(int(_free_under_cap(launch, device) / cache_share), defaults)
     sizes = spec, launch.kv_type, launch.context_tokens

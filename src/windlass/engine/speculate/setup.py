@@ -58,6 +58,12 @@ class SpeculationPlan(NamedTuple):
         has_model = self.has_mtp or self.draft is not None
         return max(MAX_DRAFTS[NGRAM] if self.has_ngram else 0, MAX_DRAFTS[MODEL] if has_model else 0)
 
+    def make_weights(self) -> None:
+        """What drafting holds beside the model's weights; before memory is shared out."""
+        fused = getattr(self.decoder, "fused", None)
+        if self.has_mtp and fused is not None:
+            fused.make_draft_head()
+
     def cache_bytes(self, kv: str) -> int:
         """Of one token, beside those of the model."""
         if self.draft is not None:
