@@ -15,6 +15,7 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 from cuda_references import (  # noqa: E402
+    advance_pairs_reference,
     decode_attention_reference,
     experts_reference,
     linear_reference,
@@ -23,8 +24,8 @@ from cuda_references import (  # noqa: E402
 )
 from test_decode import EPS, close, mixture, poisoned, random_tiles  # noqa: E402
 
-from windlass.kernels.cuda import attention, experts, layout, linear, route  # noqa: E402
-from windlass.kernels.step import KvCache  # noqa: E402
+from windlass.kernels.cuda import attention, drafts, experts, layout, linear, route  # noqa: E402
+from windlass.kernels.step import KvCache, Step  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -215,3 +216,26 @@ def test_rows_of_other_sequences_are_not_taken_for_those_before() -> None:
             attention.decode_attention(**fresh, out=out, space=space, scale=0.09, splits=2, shape=(8, 2), chained=chained)
         )
     assert torch.equal(*found)
+
+
+def pairs(device: str, rows: int) -> Step:
+    starts = torch.arange(0, rows, 2, dtype=torch.int32) * 7 + 13
+    positions = torch.stack((starts, starts + 1), dim=1).flatten()[:rows]
+    blocks = torch.randperm(2000, generator=torch.Generator().manual_seed(0)).to(torch.int32)[: rows * 40].view(rows, 40)
+    parts = (torch.arange(rows, dtype=torch.int32) + 5, positions, torch.zeros(rows, dtype=torch.int32), positions + 1, blocks)
+    tokens, positions, slots, lengths, blocks = (part.to(device) for part in parts)
+    none = torch.zeros(0, dtype=torch.int32)
+    return Step(tokens, positions, slots, none, lengths, blocks, none, none)
+
+
+def test_pairs_of_rows_advance() -> None:
+    for rows, count in ((2, 2), (8, 8), (8, 6), (9, 9), (16, 4)):
+        step, expected = pairs("cuda", rows), pairs("cpu", rows)
+        chosen = expected.tokens.roll(-1) + (torch.arange(rows) % 4 == 2)  # every other draft is right
+        chosen[rows - 1] = -1
+        drafted = torch.arange(rows, dtype=torch.int32) + 1000
+        counts = torch.tensor([count, count, count], dtype=torch.int32)
+        advance_pairs_reference(chosen.int(), drafted, expected, counts)
+        drafts.advance_pairs(chosen.int().cuda(), drafted.cuda(), step, counts.cuda())
+        for name in ("tokens", "positions", "lengths", "slots"):
+            assert torch.equal(getattr(step, name).cpu(), getattr(expected, name)), name

@@ -76,6 +76,8 @@ class Speculation:
         """Drafts after each row of the step, by sequence, where the device has made them already."""
         self._of: dict[int, SequenceDrafts] = {}
         self._offered: set[str] = set()
+        self._has_waiting = False
+        """Whether there are drafts that a step under way keeps from being verified."""
         self.num_drafted = self.num_accepted = 0
 
     def reset(self) -> None:
@@ -83,8 +85,8 @@ class Speculation:
         self.controls, self._draft_seconds = dict(self._initial), 0.0
         self.num_drafted = self.num_accepted = 0
 
-    def propose(self, running: Iterable[EngineSequence]) -> None:
-        """Gives the decoding sequences their drafts for the next step."""
+    def propose(self, running: Iterable[EngineSequence], wait: bool = False) -> None:
+        """Gives the decoding sequences their drafts for the next step. `wait`: that step is under way already, without drafts."""
         decoding = [sequence for sequence in running if sequence.num_pending == 1]
         offers: dict[str, list[tuple[EngineSequence, SequenceDrafts, tuple[int, ...]]]] = {}
         for sequence in decoding:
@@ -92,13 +94,15 @@ class Speculation:
             state.source, drafts = self._offer(sequence, state)
             if drafts:
                 offers.setdefault(state.source, []).append((sequence, state, drafts))
-        self._offered = set(offers)
+        self._offered = set() if wait else set(offers)
+        self._has_waiting = False
         for source, given in offers.items():
             control = self.controls[source]
             rates = [state.rates.get(source, control.rate) for _, state, _ in given]
             seconds = self._draft_seconds if source == MODEL else 0.0
             for (sequence, _, drafts), count in zip(given, counts(control, rates, len(decoding), seconds), strict=True):
-                sequence.drafts = drafts[:count]
+                sequence.drafts = () if wait else drafts[:count]
+                self._has_waiting |= wait and count > 0
 
     def _offer(self, sequence: EngineSequence, state: SequenceDrafts) -> tuple[str, tuple[int, ...]]:
         drafts, state.model_drafts = state.model_drafts, ()
@@ -127,6 +131,12 @@ class Speculation:
         """Whether the model's drafts pay, or may."""
         control = self.controls[MODEL]
         return not control.auto or control.idle_steps == 0 or control.idle_steps >= control.probe_after - 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether, after a step without drafts, the next one will probably have none: it may be launched before that step has been read. Not
+        where a model follows the step, which needs its hidden states."""
+        return not self._has_waiting and (self.model is None or not self.drafts_from_model)
 
     # --- learning
 
