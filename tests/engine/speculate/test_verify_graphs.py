@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from drafting import Oracle
 from windlass.core.request import GREEDY, Sampling
 from windlass.core.scheme import scheme
 from windlass.engine.engine import Engine
+from windlass.engine.execute.graphs import copied
 from windlass.engine.execute.verify_graphs import InFlightVerify, Rows, VerifyGraph, VerifyGraphs
 from windlass.engine.load import make_engine
 from windlass.engine.protocol import Submit
@@ -52,8 +52,7 @@ class DeviceGraphs(VerifyGraphs):
     def _capture(self, size: int, longest: int) -> VerifyGraph:
         step = self.view(size, longest)
         self.stream.synchronize()
-        copied = replace(step, **{name: getattr(step, name).clone() for name in ("tokens", "positions", "lengths", "slots")})
-        captured = VerifyGraph(None, *self._pass(copied), longest)  # type: ignore[arg-type]
+        captured = VerifyGraph(None, *self._pass(copied(step)), longest)  # type: ignore[arg-type]
 
         def work() -> None:
             self.sizes_run.add(size)

@@ -20,7 +20,7 @@ from windlass.core.tiers.device import DeviceSplit
 from windlass.core.tiers.values import Speeds
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
-from windlass.kernels.cuda import driver, layout, linear, route
+from windlass.kernels.cuda import drafts, driver, layout, linear, route
 from windlass.kernels.step import BLOCK_TOKENS, Step
 from windlass.nn import Decoder
 from windlass.nn.moe import MixtureOfExperts
@@ -175,6 +175,8 @@ def record(decoder: Decoder, patch: pytest.MonkeyPatch, kv: torch.dtype = torch.
             logits = decoder(step, decoder.make_caches(4096, kv, "meta"))
         assert logits.shape == (sequences, decoder.spec.vocab_size)
     for rows in CHAINED_ROWS:
+        step = step_of(rows, 1, 1000, is_chained=True)
         with torch.inference_mode():
-            decoder(step_of(rows, 1, 1000, is_chained=True), decoder.make_caches(4096, kv, "meta"))
+            decoder(step, decoder.make_caches(4096, kv, "meta"))
+        drafts.advance_pairs(step.tokens, step.tokens, step, step.lengths)
     return recorder

@@ -1,5 +1,5 @@
-"""The products of one.cu for one to four rows, lane by lane on the CPU: how activations become bytes in shared memory, which of them a lane loads, and
-which row's results it has, in the model of the tensor core's fragments of test_fragments.py."""
+"""The products of one.cu for one to four rows, lane by lane on the CPU: how activations become bytes in shared memory, which of them a lane loads,
+and which row's results it has, in the model of the tensor core's fragments of test_fragments.py."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def store_fixed(x: Numbers, group: int) -> tuple[npt.NDArray[np.uint8], npt.NDAr
     return memory.view(np.uint8), np.array(starts), float(most / 32512)
 
 
-def multiply(block: npt.NDArray[np.uint8], stored: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], float]], group: int) -> Numbers:
+def multiply(
+    block: npt.NDArray[np.uint8], stored: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], float]], group: int
+) -> Numbers:
     """[rows, 16 rows of weights], by way of the partial sums that lanes leave in shared memory."""
     rows = len(stored)
     x_row, row = row_of(LANE >> 3, rows), row_of(LANE, rows)
@@ -74,7 +76,7 @@ def multiply(block: npt.NDArray[np.uint8], stored: list[tuple[npt.NDArray[np.uin
             low += scale[:, 0] * step * (c[:, 0] * 256 + c[:, 1])
             high += scale[:, 1] * step * (c[:, 2] * 256 + c[:, 3])
     found = np.full((rows, 16), np.nan)
-    writes = (LANE & 3) < rows
+    writes = rows > T
     found[row[writes], G[writes]], found[row[writes], G[writes] + 8] = low[writes], high[writes]
     return found
 

@@ -166,8 +166,10 @@ class Runner:
         self._buffers.upload(most, blocks_changed=True)
         prepare = getattr(self._decoder, "prepare", None)
         if prepare is not None:
+            verified = [] if self.verify_graphs is None else self.verify_graphs.usual_steps()
+            drafts = [] if self.verify_graphs is None else self.verify_graphs.usual_drafts()
             with torch.inference_mode():
-                prepare(len(self._buffers.tokens), self._graphs.usual_steps(), self._caches)
+                prepare(len(self._buffers.tokens), self._graphs.usual_steps() + verified, self._caches, drafts)
         self._graphs.capture_usual()
         if self.verify_graphs is not None:
             self.verify_graphs.capture_usual()

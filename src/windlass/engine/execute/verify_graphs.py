@@ -8,6 +8,7 @@ buffers, so that the next step can be launched before this one has been read. Kn
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from windlass.engine.execute.graphs import LENGTHS, SIZES, USUAL_LENGTHS, length_class
+from windlass.engine.execute.graphs import LENGTHS, SIZES, USUAL_LENGTHS, copied, length_class
 from windlass.kernels.cuda.drafts import advance_pairs
 from windlass.kernels.cuda.greedy import greedy, workspace
 from windlass.kernels.step import KvCache, Step
@@ -99,10 +100,23 @@ class VerifyGraphs:
         return self._graphs[key]
 
     def capture_usual(self) -> None:
-        for size in reversed([size for size in self._sizes if 1 < size <= USUAL_ROWS]):
-            for longest in LENGTHS[:USUAL_LENGTHS]:
-                if not self.why_not:
-                    self.get(size, longest)
+        for size, longest in self._usual():
+            if not self.why_not:
+                self.get(size, longest)
+
+    def usual_steps(self) -> list[Step]:
+        """The steps of these graphs."""
+        return [self.view(*key) for key in self._usual()]
+
+    def usual_drafts(self) -> list[Callable[[], object]]:
+        """What these graphs call to draft."""
+        draft = self.draft
+        return [] if draft is None else [functools.partial(draft, step) for step in self.usual_steps()]
+
+    def _usual(self) -> list[tuple[int, int]]:
+        """Largest first: smaller ones then find room in the memory of these."""
+        sizes = [size for size in self._sizes if 1 < size <= USUAL_ROWS]
+        return [(size, longest) for size in reversed(sizes) for longest in LENGTHS[:USUAL_LENGTHS]]
 
     def launch(self, captured: VerifyGraph, rows: Rows) -> InFlightVerify:
         """Replays it on the current buffers, and copies what it found to the host."""
@@ -121,7 +135,7 @@ class VerifyGraphs:
     def _capture(self, size: int, longest: int) -> VerifyGraph | None:
         step = self.view(size, longest)
         with torch.inference_mode():
-            self._pass(step)  # kernels cannot be compiled during capture
+            self._pass(copied(step))  # kernels cannot be compiled during capture
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             try:

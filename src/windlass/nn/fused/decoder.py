@@ -7,7 +7,7 @@ bits and multiplied in integers where weights have groups of 128, else in bf16. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -300,8 +300,10 @@ class FusedDecoder:
         hidden = stream.settled(self.layers[-1].ffn_norm)
         return hidden[:0] if driver.is_collecting() else self.decoder.stage.leave(self, hidden, step)
 
-    def prepare(self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache]) -> None:
-        """Compiles what these steps need, and steps of up to so many rows, several kernels at a time."""
+    def prepare(
+        self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache], then: Iterable[Callable[[], object]] = ()
+    ) -> None:
+        """Compiles what these steps need, what is called after them, and steps of up to so many rows, several kernels at a time."""
         needed: set[int8.Variant] = set()
         for layer in {type(layer.feed): layer for layer in self.layers if layer.in_int8}.values():
             counts = range(layer.most_streamed + 1, max_rows + 1)
@@ -312,6 +314,8 @@ class FusedDecoder:
         with driver.collecting() as units:
             for step in steps:
                 self(step, caches)
+            for call in then:
+                call()
         with ThreadPoolExecutor(1) as other:  # Triton's compiler uses one core, and nearly as long as the others together
             begun = other.submit(self._compile_begun, steps[0], caches[0], max_rows)
             driver.compile_all(units | {variant.unit for variant in needed})
