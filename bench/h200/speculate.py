@@ -46,7 +46,7 @@ class Forced:
         draft = step.tokens.roll(-1).long()[:, None]
         is_drafted = (step.positions.roll(-1) == step.positions + 1) & (rows < logits.shape[0] - 1)
         is_taken = self._drawn[(self._place + rows) % DRAWN] < self.rate
-        self._place += 1
+        self._place += 61  # so that steps of several drafts share no number soon
         forced = torch.where(is_taken, 1e30, -1e30)[:, None]
         logits.scatter_(1, draft, torch.where(is_drafted[:, None], forced, logits.gather(1, draft)))
 
