@@ -5,7 +5,7 @@ draft is made the largest of its row with the given chance, else the smallest. S
 out is not. Tokens/s are of decoding: from the first token to the last.
 Run: PYTHONPATH=src python bench/h200/speculate.py
      PYTHONPATH=src python bench/h200/speculate.py --rows    # and steps of 1 to 4 sequences by the kernels of few rows and by those of 2 to 8
-     PYTHONPATH=src python bench/h200/speculate.py --check   # with drafts and without, by the model's own choice: the same tokens?
+     PYTHONPATH=src python bench/h200/speculate.py --check   # first, with drafts and without, by the model's own choice: the same tokens?
 """
 
 from __future__ import annotations
@@ -166,7 +166,6 @@ def main() -> int:
     vocab = decoder.spec.vocab_size - 2
     if options.check:
         check(launch, decoder, [[source.randrange(vocab) for _ in range(100 + 50 * n)] * 2 for n in range(4)], 128)
-        return 0
     prompts = [[source.randrange(vocab) for _ in range(options.prompt)] for _ in range(4)]
     table = by_rows(launch, decoder, prompts, 128) if options.rows else []
     with engine_for(launch, decoder, "off") as engine:
