@@ -178,6 +178,8 @@ def main() -> int:
         with engine_for(launch, decoder, how, forced) as engine:
             for rate in map(float, ("0.2," + rates if how == "auto" else rates).split(",")):
                 forced.rate.fill_(rate)
+                assert engine.speculation is not None
+                engine.speculation.reset()  # of what it learned about another rate
                 given = repeated if how == "ngram" else prompts[:1]
                 table.append(measured(f"{how}, {rate:.1f} FORCED", engine, given, options.answer, plain)[0])
     print("\n" + "\n".join(table))

@@ -203,7 +203,7 @@ def test_steps_without_drafts_are_launched_ahead_too(monkeypatch: pytest.MonkeyP
     was_ahead: list[bool] = []
     while not verifying.num_launched and engine.has_work:
         answers.take(engine.step())
-        was_ahead.append(engine.runner.is_ahead)
+        was_ahead.append(engine.runner.under_way == "plain")
     assert was_ahead[1:-2] and all(was_ahead[1:-2]) and not any(was_ahead[-2:])
     assert plain.num_launched == len(was_ahead) - 2, "all but the prompt's step and the last"
     answers.finish(engine)

@@ -193,9 +193,9 @@ class Runner:
         return [token if token >= 0 else None for token in step.tokens[: len(chunks)].tolist()]
 
     @property
-    def is_ahead(self) -> bool:
-        """Whether a step without drafts was launched before anybody asked for it."""
-        return self._in_flight is not None
+    def under_way(self) -> str:
+        """What was launched before anybody asked for it: a step without drafts ("plain"), or with those made on the device ("model")."""
+        return "plain" if self._in_flight is not None else "model" if self._verifying is not None else ""
 
     def verified(self, chunks: Sequence[Chunk], ahead: bool = False) -> tuple[list[list[int | None]], list[list[int]]] | None:
         """The argmax of every row of each chunk with its drafts, and the draft that would follow each (empty: nothing drafts on the device).
