@@ -90,7 +90,7 @@ def engine_for(launch: Launch, decoder: Decoder, how: str, forced: Forced | None
     graphs = engine.runner.verify_graphs
     if graphs is not None:
         graphs.alter = forced
-    engine.warm_up()
+    engine.runner.warm_up()  # prompts compile what they need when the first one comes, before anything is measured
     print(
         f"--speculate {how}: {engine.runner.mode}, warm after {time.perf_counter() - began:.1f} s"
         + (f"; drafts are not captured: {graphs.why_not}" if graphs is not None and graphs.why_not else ""),
