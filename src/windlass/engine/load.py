@@ -88,12 +88,12 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     device = chosen_device(launch.device)
     if _kind(device) == "cuda":
         Thread(target=_make_context, args=(device,), daemon=True).start()
-    built = build(launch, device, progress, wait=False)
+    # Compiling, graphs and first prompts take as long as reading: they need the weights' addresses, not their numbers. The head with which an MTP layer
+    # drafts is made from numbers.
+    built = build(launch, device, progress, wait=launch.speculate in ("auto", "mtp"))
     mark("decoder built")
     launch = with_limits(launch, built)
-    with (
-        built.arriving
-    ):  # compiling, graphs and first prompts take as long as reading: they need the weights' addresses, not their numbers
+    with built.arriving:
         engine = make_engine(launch, built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
         if launch.adapters:
             add_adapters(launch, engine)
@@ -142,6 +142,7 @@ def build(
     if wait:
         with built.arriving:
             pass
+        built = built._replace(arriving=nullcontext())
     trim_heap()
     if _kind(device) == "cuda":
         torch.cuda.empty_cache()  # of what was read on its way to its place
@@ -270,6 +271,7 @@ def make_engine(
     """`cache_share`: the fraction of a token's KV bytes that this rank holds. `drafting`: a model that drafts."""
     spec, defaults = decoder.spec, defaults_of(_kind(device))
     speculation = speculation_for(launch, decoder, drafting)
+    speculation.make_weights()
     cache_share *= 1 + speculation.cache_bytes(launch.kv_type) / kv_token_bytes(spec, launch.kv_type)
     available = launch.kv_bytes or spare_bytes(int(_free_under_cap(launch, device) / cache_share), defaults)
     sizes = spec, launch.kv_type, launch.context_tokens

@@ -130,7 +130,7 @@ class DecodeGraphs:
             num_tokens = self._num_tokens or logits.shape[1]
             if self._logits is None:
                 self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=logits.dtype, device=logits.device)
-            greedy(logits, num_tokens, _copy(step), self._counts, self._space)
+            greedy(logits, num_tokens, copied(step), self._counts, self._space)
             graph = torch.cuda.CUDAGraph()
             try:
                 with capturing(graph, self._pool, self._stream):
@@ -172,7 +172,7 @@ def length_class(longest: int) -> int:
     return LENGTHS[bisect_left(LENGTHS, longest)]
 
 
-def _copy(step: Step) -> Step:
+def copied(step: Step) -> Step:
     """A copy, so that the warmup does not advance the buffers."""
     return replace(
         step, tokens=step.tokens.clone(), positions=step.positions.clone(), slots=step.slots.clone(), lengths=step.lengths.clone()

@@ -112,6 +112,26 @@ def repack(codes: Tensor, scales: Tensor, *, paired: bool = False, out: Tiles | 
     return out
 
 
+def fits_tiles(rows: int, inputs: int, group: int = BLOCK_INPUTS) -> bool:
+    return rows % TILE_ROWS == 0 and inputs % group == 0
+
+
+def quantized(weight: Tensor, group: int = BLOCK_INPUTS, rows_at_once: int = 8192) -> Tiles:
+    """Of weight [rows, inputs], rounded to nearest; the number furthest from zero of a group is its lowest code."""
+    rows, inputs = weight.shape
+    codes = torch.empty(rows, inputs // 8, dtype=torch.int32, device=weight.device)
+    scales = torch.empty(rows, inputs // group, dtype=torch.bfloat16, device=weight.device)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=weight.device)
+    for first in range(0, rows, rows_at_once):
+        part = weight[first : first + rows_at_once].float().unflatten(1, (-1, group))
+        furthest = part.gather(2, part.abs().argmax(2, keepdim=True))
+        scale = (furthest / -8).to(torch.bfloat16)
+        nibbles = (part / scale.float()).nan_to_num(0, 0, 0).round_().clamp_(-8, 7).to(torch.int32) + 8
+        codes[first : first + rows_at_once] = (nibbles.view(-1, inputs // 8, 8) << shifts).sum(-1).to(torch.int32)
+        scales[first : first + rows_at_once] = scale[..., 0]
+    return repack(codes, scales)
+
+
 def random(
     num_matrices: int,
     rows: int,

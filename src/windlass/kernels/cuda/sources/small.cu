@@ -37,12 +37,15 @@ extern "C" __global__ void repack(const u32* codes, const u16* scales, u8* out, 
     }
 }
 
-// ---- router logits of one row: norm and dot product in one pass. One block an expert, 256 threads; PARTS thousands (1,024) of inputs.
+// ---- router logits of ROUTED rows (1 to 4): norm and dot product in one pass. One block an expert, 256 threads; PARTS thousands (1,024) of inputs.
 #ifndef PARTS
 #define PARTS 4
 #endif
-extern "C" __global__ void __launch_bounds__(256) router_one(const float* x, const float* norm, const float* weight, float* logits, u32 inputs, float eps) {
-    __shared__ float sums[16];
+#ifndef ROUTED
+#define ROUTED 1
+#endif
+extern "C" __global__ void __launch_bounds__(256) router_few(const float* x, const float* norm, const float* weight, float* logits, u32 inputs, float eps) {
+    __shared__ float sums[ROUTED][16];
     launch_next();
     if (threadIdx.x == 0) trace(9, 0);
     const float* row = weight + (u64)blockIdx.x * inputs;
@@ -58,24 +61,28 @@ extern "C" __global__ void __launch_bounds__(256) router_one(const float* x, con
     }
     wait_previous();
     if (threadIdx.x == 0) trace(9, 1);
-    float square = 0.f, dot = 0.f;
+    float square[ROUTED] = {}, dot[ROUTED] = {};
 #pragma unroll
-    for (u32 i = 0; i < PARTS; i++) {
-        const u32 k = (i * 256 + threadIdx.x) * 4;
+    for (u32 i = 0; i < PARTS * ROUTED; i++) {
+        const u32 k = (i / ROUTED * 256 + threadIdx.x) * 4, r = i % ROUTED;
+        const float4 v = w[i / ROUTED];
         if (k < inputs) {
-            const float4 h = __ldcg((const float4*)(x + k));
-            square += h.x * h.x + h.y * h.y + h.z * h.z + h.w * h.w;
-            dot += h.x * w[i].x + h.y * w[i].y + h.z * w[i].z + h.w * w[i].w;
+            const float4 h = __ldcg((const float4*)(x + r * inputs + k));
+            square[r] += h.x * h.x + h.y * h.y + h.z * h.z + h.w * h.w;
+            dot[r] += h.x * v.x + h.y * v.y + h.z * v.z + h.w * v.w;
         }
     }
-    square = warp_sum(square), dot = warp_sum(dot);
-    if ((threadIdx.x & 31) == 0) sums[threadIdx.x / 32] = square, sums[8 + threadIdx.x / 32] = dot;
+#pragma unroll
+    for (u32 r = 0; r < ROUTED; r++) {
+        square[r] = warp_sum(square[r]), dot[r] = warp_sum(dot[r]);
+        if ((threadIdx.x & 31) == 0) sums[r][threadIdx.x / 32] = square[r], sums[r][8 + threadIdx.x / 32] = dot[r];
+    }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        square = dot = 0.f;
-        for (u32 i = 0; i < 8; i++) square += sums[i], dot += sums[8 + i];
-        logits[blockIdx.x] = dot * rsqrtf(square / inputs + eps);
-        trace(9, 3);
+    if (threadIdx.x < ROUTED) {
+        float all = 0.f, total = 0.f;
+        for (u32 i = 0; i < 8; i++) all += sums[threadIdx.x][i], total += sums[threadIdx.x][8 + i];
+        logits[threadIdx.x * gridDim.x + blockIdx.x] = total * rsqrtf(all / inputs + eps);
+        if (threadIdx.x == 0) trace(9, 3);
     }
 }
 
