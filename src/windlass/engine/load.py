@@ -88,8 +88,8 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     device = chosen_device(launch.device)
     if _kind(device) == "cuda":
         Thread(target=_make_context, args=(device,), daemon=True).start()
-    # Compiling, graphs and first prompts take as long as reading: they need the weights' addresses, not their numbers. The head with which an MTP layer
-    # drafts is made from numbers.
+    # Compiling, graphs and first prompts take as long as reading: they need the weights' addresses, not their numbers.
+    # The head with which an MTP layer drafts is made from numbers.
     built = build(launch, device, progress, wait=launch.speculate in ("auto", "mtp"))
     mark("decoder built")
     launch = with_limits(launch, built)
