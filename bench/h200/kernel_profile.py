@@ -30,7 +30,7 @@ def profile_one() -> None:
     weight, out = random_tiles(1, VOCABULARY, HIDDEN), floats(VOCABULARY)
     h, gain = floats(HIDDEN), torch.ones(HIDDEN, device="cuda")
     for _ in range(3):
-        linear.linear_one(h, weight, out, norm=gain, eps=EPS)
+        linear.linear_few(h[None], weight, out[None], norm=gain, eps=EPS)
 
 
 def profile_many(batch: int = 8) -> None:

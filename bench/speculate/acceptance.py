@@ -3,6 +3,7 @@
 Three drafts a step, whatever pays. Greedy, and sampled at temperature 1: with the most likely tokens as drafts, as the engine does, and with
 drafts that are drawn with the random numbers of the tokens they guess (the same output either way).
 Run: python bench/speculate/acceptance.py [MODEL] --problems 20
+     python bench/speculate/acceptance.py --problems 20 --int4-head    # drafts by the head in 4 bits, as on a GPU
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "src"))
 
 import msgspec  # noqa: E402
+import torch  # noqa: E402
 
 from windlass.bundled.tasks import held_out  # noqa: E402
 from windlass.core.launch import Launch  # noqa: E402
@@ -28,7 +30,11 @@ from windlass.engine.sample.sampler import SamplingState  # noqa: E402
 from windlass.engine.schedule.scheduler import Chunk  # noqa: E402
 from windlass.engine.schedule.sequence import Sequence as EngineSequence  # noqa: E402
 from windlass.engine.speculate import model as drafting  # noqa: E402
+from windlass.engine.speculate import setup  # noqa: E402
 from windlass.engine.speculate import speculation as speculating  # noqa: E402
+from windlass.kernels.cuda import layout  # noqa: E402
+from windlass.nn.mtp import MtpLayer  # noqa: E402
+from windlass.nn.mtp_pass import MtpDecoder, MtpPass  # noqa: E402
 from windlass.open.resolve import model_files  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
 
@@ -72,7 +78,10 @@ def main() -> int:
     parser.add_argument(
         "--text", action="store_true", help="instead: the model goes on with the beginnings of programs, where much is possible"
     )
+    parser.add_argument("--int4-head", action="store_true", help="the layer drafts with the head rounded to 4 bits")
     given = parser.parse_args()
+    if given.int4_head:
+        setup.MtpPass = RoundedHead
     path = model_files(given.model, shown=True)
     text = model_text(path)
     asked = PROGRAMS * given.problems if given.text else tuple(problem.prompt for problem in held_out(given.problems, seed=3))
@@ -100,6 +109,14 @@ def main() -> int:
         shares = ", ".join(f"{sum(found) / max(len(found), 1):.3f} of {len(found)}" for found in verdicts)
         print(f"{label}: accepted by place {shares}; {tokens} tokens in {steps} steps", flush=True)
     return 0
+
+
+class RoundedHead(MtpPass):
+    """As the fused pass drafts."""
+
+    def __init__(self, decoder: MtpDecoder, layer: MtpLayer, max_rows: int, device: torch.device | str) -> None:
+        super().__init__(decoder, layer, max_rows, device)
+        self.head = layout.dequantize(layout.quantized(self.head.detach()))[0].to(self.head.dtype)
 
 
 def _drawn(sequence: EngineSequence, depth: int) -> SamplingState:

@@ -27,7 +27,7 @@ from cuda_references import greedy_reference
 from windlass.engine.engine import Engine
 from windlass.engine.execute import runner
 from windlass.engine.execute.buffers import Buffers
-from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep, _copy, decode_step
+from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep, copied, decode_step
 from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.kernels.step import KvCache, Step, attention_cache
 
@@ -120,7 +120,7 @@ class LateGraphs(DecodeGraphs):
         self._stream.synchronize()
         assert int(step.lengths.max()) <= longest
         logits = self._decoder(step, self._caches)
-        greedy_reference(logits, self._num_tokens or 0, _copy(step), self._counts)
+        greedy_reference(logits, self._num_tokens or 0, copied(step), self._counts)
         captured = CapturedGraph(None, torch.full_like(logits, torch.nan), torch.zeros(size, dtype=torch.int32), longest)  # type: ignore[arg-type]
 
         def work() -> None:

@@ -20,8 +20,9 @@ from hanging import finished, is_running, until_gone
 from windlass.core.client import Late, SyncClient, Unavailable
 from windlass.core.launch import Launch, RankJob
 from windlass.core.request import GREEDY, Request, ScoreRequest
+from windlass.engine.client import transport
 from windlass.engine.client.client import LocalClient
-from windlass.engine.client.transport import ProcessTransport
+from windlass.engine.client.transport import ProcessTransport, started_ahead
 from windlass.errors import DoesNotFit
 
 pytestmark = [pytest.mark.multi, pytest.mark.usefixtures("importable")]
@@ -95,6 +96,25 @@ def test_answers_and_progress_come_from_the_other_process_and_nothing_stays_open
     with SyncClient(Watched()) as client:
         text_of(client, "hello", 1)
     assert num_open() == after_one
+
+
+def test_a_process_that_was_started_ahead_gets_the_first_job() -> None:
+    with started_ahead():
+        (waiting,) = transport._ahead
+        inner = Watched()
+        with SyncClient(inner) as client:
+            assert text_of(client, "hello", 20) == words(DECODER.greedy(ids("hello"), 20))
+            assert inner.pid == waiting.process.pid and not transport._ahead
+    assert not is_running(waiting.process.pid)
+
+
+def test_a_process_that_got_no_job_ends() -> None:
+    before = num_open()
+    with started_ahead():
+        (waiting,) = transport._ahead
+        assert is_running(waiting.process.pid)
+    assert waiting.process.returncode is not None and not transport._ahead
+    assert num_open() == before
 
 
 class Asking:
@@ -260,6 +280,7 @@ sys.path.insert(0, {str(HERE)!r})
 from fake_text import model_text
 from windlass.core.client import SyncClient
 from windlass.core.request import GREEDY, Request
+from windlass.engine.client import transport
 from windlass.engine.client.client import LocalClient
 from windlass.core.launch import Launch
 assert "torch" not in sys.modules and "numpy" not in sys.modules

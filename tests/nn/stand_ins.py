@@ -87,10 +87,10 @@ class StandIns(Small):
 
     # --- linear
 
-    def linear_one(
+    def linear_few(
         self, x: Tensor, weight: Tiles, out: Tensor, *, bias: Any = None, residual: Any = None, norm: Any = None, eps: float = 0.0
     ) -> Tensor:
-        assert x.dim() == 1 and out.shape == (weight.rows,)
+        assert x.dim() == 2 and 1 <= len(x) <= 4 and out.shape == (len(x), weight.rows) and linear.takes_few(weight, len(x))
         plain(torch.float32 if norm is not None else self.half, x)
         plain(torch.float32 if residual is not None else out.dtype, out)
         if norm is not None:
@@ -166,39 +166,44 @@ class StandIns(Small):
 
     # --- experts
 
-    def gate_up_one(
+    def gate_up_few(
         self, x: Tensor, norm: Tensor, weight: Tiles, out: Tensor, logits: Tensor, correction: Tensor | None, routes: Routes,
         *, eps: float, routed_scale: float = 1.0,
     ) -> Tensor:  # fmt: skip
         """The shared expert first."""
         plain(torch.float32, x, norm)
         plain(self.half, out)
-        slots, width = routes.num_active + routes.num_shared, weight.rows // 2
-        assert x.shape == norm.shape == (weight.width,) and weight.paired
+        rows, slots, width = len(x), routes.num_active + routes.num_shared, weight.rows // 2
+        assert x.shape[1:] == norm.shape == (weight.width,) and weight.paired and 1 <= rows <= 4
+        assert rows * routes.num_active <= 32, "a warp has so many lanes"
         assert weight.num_matrices == routes.num_experts + routes.num_shared
-        assert out.shape == (slots, width) or (slots == 1 and out.shape[1] >= width)
-        chosen: list[int] = []
+        assert out.shape == (rows, slots * width) or (slots == 1 and out.shape[1] >= width)
+        chosen: list[list[int]] = [[]] * rows
         if routes.num_active:
             plain(torch.float32, logits)
-            ids, weights = route_reference(logits[None], correction, routes.num_active, routed_scale, softmax=routes.softmax)
+            ids, weights = route_reference(logits, correction, routes.num_active, routed_scale, softmax=routes.softmax)
             routes.ids.fill_(-1), routes.weights.fill_(NAN)
-            routes.ids[0], routes.weights[0] = ids[0], weights[0]
-            chosen = ids[0].tolist()
+            routes.ids[:rows], routes.weights[:rows] = ids, weights
+            chosen = ids.tolist()
         normed = norm_reference(x, norm, eps)
-        for slot, expert in enumerate([routes.num_experts] * routes.num_shared + chosen):
-            put(out[slot, :width], silu_up(self._product(normed, weight, expert)))
+        for row, experts_ in enumerate(chosen):
+            for slot, expert in enumerate([routes.num_experts] * routes.num_shared + experts_):
+                put(out[row, slot * width : (slot + 1) * width], silu_up(self._product(normed[row], weight, expert)))
         return out
 
-    def down_one(self, x: Tensor, weight: Tiles, out: Tensor, routes: Routes, *, residual: Tensor | None = None) -> Tensor:
-        slots = routes.num_active + routes.num_shared
+    def down_few(self, x: Tensor, weight: Tiles, out: Tensor, routes: Routes, *, residual: Tensor | None = None) -> Tensor:
+        rows, slots = len(x), routes.num_active + routes.num_shared
         plain(self.half, x)
         plain(torch.float32, out)
-        assert x.shape == (slots, weight.width) and out.shape == (weight.rows,)
+        assert x.shape == (rows, slots * weight.width) and out.shape == (rows, weight.rows) and 1 <= rows <= 4
         assert slots <= 16, "one.cu holds so many factors"
-        chosen = [(routes.num_experts, 1.0)] * routes.num_shared
-        if routes.num_active:
-            chosen += zip(routes.ids[0].tolist(), routes.weights[0].tolist(), strict=True)
-        total = sum(factor * self._product(x[slot], weight, expert) for slot, (expert, factor) in enumerate(chosen))
+        total = torch.zeros_like(out)
+        for row in range(rows):
+            chosen = [(routes.num_experts, 1.0)] * routes.num_shared
+            if routes.num_active:
+                chosen += zip(routes.ids[row].tolist(), routes.weights[row].tolist(), strict=True)
+            for part, (expert, factor) in zip(x[row].split(weight.width), chosen, strict=True):
+                total[row] += factor * self._product(part, weight, expert)
         return put(out, added(total, None, residual))
 
     def gate_up_many(self, x: Tensor, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
@@ -244,10 +249,10 @@ class StandIns(Small):
 
 
 LAUNCHES: dict[ModuleType, tuple[str, ...]] = {
-    linear: ("linear_one", "linear_eight", "linear_wide"),
-    experts: ("gate_up_one", "down_one", "gate_up_many", "down_many", "gate_up_wide", "down_wide"),
+    linear: ("linear_few", "linear_eight", "linear_wide"),
+    experts: ("gate_up_few", "down_few", "gate_up_many", "down_many", "gate_up_wide", "down_wide"),
     int8: ("empty_rows", "quantize_rows", "linear", "gate_up", "down"),
-    route: ("router_one", "router_many", "route_many", "choose_many"),
+    route: ("router_few", "router_many", "route_many", "choose_many"),
     attention: ("decode_attention", "rotate_store", "head_norm"),
     norm: ("add_norm", "head_one"),
 }

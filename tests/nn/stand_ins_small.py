@@ -52,8 +52,9 @@ class Small:
 
     # --- routing
 
-    def router_one(self, x: Tensor, norm: Tensor, weight: Tensor, logits: Tensor, eps: float) -> Tensor:
+    def router_few(self, x: Tensor, norm: Tensor, weight: Tensor, logits: Tensor, eps: float) -> Tensor:
         plain(torch.float32, x, norm, weight, logits)
+        assert 1 <= len(x) <= 4
         return put(logits, norm_reference(x, norm, eps) @ weight.T)
 
     def router_many(self, x: Tensor, weight: Tensor, logits: Tensor, guess: Guess | None = None) -> Tensor:
@@ -103,7 +104,7 @@ class Small:
     def decode_attention(
         self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor,
         values: Tensor, out: Tensor, space: attention.AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False,
-        shape: tuple[int, int] | None = None, scales: Tensor | None = None,
+        shape: tuple[int, int] | None = None, scales: Tensor | None = None, chained: bool = False,
     ) -> Tensor:  # fmt: skip
         rows, kv_heads = len(qkv), keys.shape[1]
         heads = qkv.shape[1] // BLOCK_INPUTS - 2 * kv_heads
@@ -114,10 +115,16 @@ class Small:
         assert space.partial.numel() >= rows * heads * splits * (BLOCK_INPUTS + 2)
         assert space.arrived.numel() >= rows * kv_heads and not space.arrived.any()
         plain(torch.int32, positions, slots, lengths, blocks)
-        found = decode_attention_reference(
-            qkv, table, positions, slots, lengths, blocks, keys, values, scale=scale, interleaved=interleaved, scales=scales
-        )
-        return put(out, found)
+        # Rows of a sequence come one after another, and see those before them.
+        parts = [slice(row, row + 1) for row in range(rows)] if chained else [slice(0, rows)]
+        found = [
+            decode_attention_reference(
+                qkv[part], table, positions[part], slots[part], lengths[part], blocks[part], keys, values, scale=scale,
+                interleaved=interleaved, scales=scales,
+            )
+            for part in parts
+        ]  # fmt: skip
+        return put(out, torch.cat(found))
 
     def rotate_store(
         self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor, num_kv_heads: int,

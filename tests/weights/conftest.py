@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+if str(HERE / "load") not in sys.path:
+    sys.path.insert(0, str(HERE / "load"))
 
 
 def load(file: Path) -> ModuleType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from windlass.core.metrics.watched import Watched
@@ -46,6 +47,14 @@ class PieceStore(TensorStore, Protocol):
 
     def read_pieces(self, pieces: Sequence[tuple[str, int, memoryview]]) -> None:
         """Of each (tensor, offset in its bytes, buffer), stored bytes into the buffer."""
+        ...
+
+
+class FileStore(TensorStore, Protocol):
+    """A store that says where the bytes of a tensor lie (safetensors)."""
+
+    def place_of(self, name: str) -> tuple[Path, int]:
+        """The file to open, and the offset of the first byte."""
         ...
 
 

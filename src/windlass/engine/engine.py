@@ -45,7 +45,7 @@ BAD_LOGITS = "the model produced NaN or infinite logits; its weights may be dama
 
 class Engine:
     judge: Callable[[int, int | None], int | None] | None = None
-    """For benchmarks: (draft, sampled token) to the token that is taken, to force an acceptance."""
+    """For tests: (draft, sampled token) to the token that is taken."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Engine:
         """Sequences still in prefill have no output."""
         began = self._clock()
         if self.speculation is not None:
-            self.speculation.propose(self.scheduler.running)
+            self.speculation.propose(self.scheduler.running, self.runner.under_way)
         batch = self.scheduler.schedule()
         if not batch.chunks:
             return []
@@ -250,12 +250,13 @@ class Engine:
             if request.submit.logprobs is not None or request.submit.prompt_logprobs is not None:
                 return None
         if self.speculation is not None and any(chunk.drafts for chunk in batch.chunks):
-            found = self.runner.verified(batch.chunks)
+            found = self.runner.verified(batch.chunks, self._continues(batch) and self.speculation.goes_on)
             if found is None:
                 return None
             self.speculation.take_drafts(batch.chunks, found[1])
             return found[0]
-        tokens = self.runner.next_tokens(batch.chunks, self._continues(batch) and self.speculation is None)
+        ahead = self._continues(batch) and (self.speculation is None or self.speculation.is_idle(batch.chunks))
+        tokens = self.runner.next_tokens(batch.chunks, ahead)
         return None if tokens is None else [[token] for token in tokens]
 
     def _continues(self, batch: ScheduledBatch) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,6 +37,7 @@ from windlass.engine.memory import (
 )
 from windlass.engine.speculate.setup import check_draft_model, speculation_for, wants_mtp
 from windlass.engine.tiers import RankWeights, build_decoder
+from windlass.engine.timeline import mark
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
@@ -75,20 +78,36 @@ class LoadedDecoder(NamedTuple):
     max_sequences: int | None = None
     step_tokens: int | None = None
     """Limits that offloading sets; see BuiltDecoder."""
+    arriving: AbstractContextManager[object] = nullcontext()
+    """Within, weights may still be on their way; at its end all are there."""
 
 
 def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
     """A whole model on one device."""
     began = time.perf_counter()
     device = chosen_device(launch.device)
-    built = build(launch, device, progress)
-    launch = with_limits(launch, built)
-    engine = make_engine(launch, built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
-    if launch.adapters:
-        add_adapters(launch, engine)
     if _kind(device) == "cuda":
-        engine.warm_up()
+        Thread(target=_make_context, args=(device,), daemon=True).start()
+    # Compiling, graphs and first prompts take as long as reading: they need the weights' addresses, not their numbers.
+    # The head with which an MTP layer drafts is made from numbers.
+    built = build(launch, device, progress, wait=launch.speculate in ("auto", "mtp"))
+    mark("decoder built")
+    launch = with_limits(launch, built)
+    with built.arriving:
+        engine = make_engine(launch, built.decoder, device, drafting=draft_decoder(launch, built.decoder, device))
+        if launch.adapters:
+            add_adapters(launch, engine)
+        if _kind(device) == "cuda":
+            mark("KV cache allocated")
+            engine.warm_up()
+            mark("prompts tried")
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
+
+
+def _make_context(device: str) -> None:
+    """The device's context, which takes some tenths of a second, while files are opened."""
+    with suppress(Exception):  # the thread that loads meets the same
+        torch.zeros(1, device=device)
 
 
 def with_limits(launch: Launch, built: LoadedDecoder) -> Launch:
@@ -106,14 +125,24 @@ def with_limits(launch: Launch, built: LoadedDecoder) -> Launch:
 
 
 def build(
-    launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE, parts: str = ""
+    launch: Launch,
+    device: str,
+    progress: Progress | None = None,
+    shard_of: ShardOf = lambda *_: WHOLE,
+    parts: str = "",
+    *,
+    wait: bool = True,
 ) -> LoadedDecoder:
-    """`parts`: a folder of received weight slices, read instead of the checkpoint."""
+    """`parts`: a folder of received weight slices, read instead of the checkpoint. `wait`: until all weights are there; else see `arriving`."""
     check_kv(launch.kv_type, device)
     if launch.random_weights is not None:
         built = _random(launch, launch.random_weights, device, shard_of)
     else:
         built = _from_checkpoint(launch, device, progress, shard_of, parts)
+    if wait:
+        with built.arriving:
+            pass
+        built = built._replace(arriving=nullcontext())
     trim_heap()
     if _kind(device) == "cuda":
         torch.cuda.empty_cache()  # of what was read on its way to its place
@@ -123,6 +152,7 @@ def build(
 def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> LoadedDecoder:
     check_quant(launch)
     opened = open_partial(Path(parts)) if parts else open_model(Path(launch.model))
+    mark("files opened")
     try:
         opened = quantized(opened, launch.quant)
         dtype = torch.float32 if launch.exact else None
@@ -142,9 +172,27 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
         identity = {"digest": opened.digest, "exact": launch.exact, "quant": launch.quant}
         num_bytes = weights.memory_bytes() + (weights.mtp_bytes() if wants_mtp(launch, opened.spec, shard) else 0)
         rank = RankWeights(opened.spec, shard, weights, num_bytes, weights.held_tensors, identity)
-        return _loaded(launch, device, rank, stored_as)
+        with ExitStack() as begun:
+            begun.callback(weights.close)
+            built = _loaded(launch, device, rank, stored_as)
+            begun.pop_all()
+        return built._replace(arriving=_arriving(weights))
     finally:
         opened.store.close()
+
+
+@contextmanager
+def _arriving(weights: CheckpointWeights) -> Generator[None]:
+    try:
+        yield
+        weights.finish()
+    finally:
+        weights.close()
+    state = weights.background_state
+    if state is not None:
+        mark("first byte read", state.first)
+        mark(f"last byte read ({state.num_bytes / max(state.last - state.first, 1e-9) / 1e9:.1f} GB/s)", state.last)
+    mark("weights there")
 
 
 def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -> LoadedDecoder:
@@ -223,6 +271,7 @@ def make_engine(
     """`cache_share`: the fraction of a token's KV bytes that this rank holds. `drafting`: a model that drafts."""
     spec, defaults = decoder.spec, defaults_of(_kind(device))
     speculation = speculation_for(launch, decoder, drafting)
+    speculation.make_weights()
     cache_share *= 1 + speculation.cache_bytes(launch.kv_type) / kv_token_bytes(spec, launch.kv_type)
     available = launch.kv_bytes or spare_bytes(int(_free_under_cap(launch, device) / cache_share), defaults)
     sizes = spec, launch.kv_type, launch.context_tokens

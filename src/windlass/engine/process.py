@@ -1,6 +1,7 @@
 """An engine in a process of its own: `python -m windlass.engine.process FD`, FD being one end of a pair of Unix sockets.
 
-The RankJob comes on standard input, so that `ps` does not show it. The process exits when the other end of the socket closes, in the
+The RankJob comes on standard input, so that `ps` does not show it, and after the imports: a process that was started ahead of its job has them
+behind it. Without a job it ends. The process exits when the other end of the socket closes, in the
 middle of a step too: there is no state to save.
 """
 
@@ -27,6 +28,7 @@ from windlass.engine.protocol import (
     describe_error,
     encode_frame,
 )
+from windlass.engine.timeline import mark
 from windlass.errors import Error
 from windlass.machine.garbage import importing
 from windlass.machine.parent_death import exit_on_close, kill_with_parent
@@ -36,13 +38,20 @@ RECEIVE_BYTES = 2**18
 
 
 def main() -> int:
+    mark("engine process up")
     kill_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, which cancels or closes
     connection = socket.socket(fileno=int(sys.argv[1]))
     exit_on_close(connection.fileno())
-    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankJob)
     try:
-        _serve(job, connection)
+        with importing():
+            for module in ("windlass.engine.loop", "windlass.engine.load"):  # what nearly every job needs
+                import_module(module)
+        mark("imports done")
+        data = sys.stdin.buffer.read()
+        if not data:
+            return 0
+        _serve(msgspec.msgpack.decode(data, type=RankJob), connection)
     except (BrokenPipeError, ConnectionResetError):  # the client is gone
         return 0
     except Error as error:
@@ -63,6 +72,7 @@ def _serve(job: RankJob, connection: socket.socket) -> None:
         from windlass.engine.loop import EngineLoop
 
         load = getattr(import_module(module), function)
+    mark("job received")
 
     def send(report: Report) -> None:
         connection.sendall(encode_frame(report))
@@ -71,6 +81,7 @@ def _serve(job: RankJob, connection: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # what is loaded stays: collections need not scan it again
     send(EngineReady(info))
+    mark("engine ready")
     EngineLoop(engine, info, send).run(_Inbox(connection).take)
 
 

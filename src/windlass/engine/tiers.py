@@ -100,6 +100,11 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
         mtp = wants_mtp(launch, weights.spec, weights.shard) and source is weights.source
         if launch.speculate == "mtp" and not mtp:
             raise BadInput("--speculate mtp needs all weights in memory, and some are on disk; choose ngram or a small model")
+        begin = getattr(source, "begin", None)
+        if (
+            source is weights.source and begin is not None
+        ):  # nothing reads the numbers of weights while a decoder is built of all of them
+            begin()
         return Decoder(weights.spec, source, context_tokens, shard=weights.shard, mtp=mtp)
 
     cap_bytes = _capped(launch, device, weights.rank, free_bytes)

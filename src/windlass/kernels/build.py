@@ -50,6 +50,7 @@ class Library:
 
 
 LIBRARIES = {
+    "loader": Library(("loader",), FAST_FLAGS),
     "native": Library(("attention", "ggml", "links", "ops", "panel", "program", "simd"), FAST_FLAGS),
     "quantize": Library(("quantize",), EXACT_FLAGS),
     "tiles": Library(("tiles",), FAST_FLAGS),

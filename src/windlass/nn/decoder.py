@@ -12,7 +12,7 @@ What depends on the model alone is computed at construction.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -43,7 +43,9 @@ class FusedPass(Protocol):
 
     def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor: ...
 
-    def prepare(self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache]) -> None: ...
+    def prepare(
+        self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache], then: Iterable[Callable[[], object]] = ()
+    ) -> None: ...
 
 
 class Decoder(nn.Module):
@@ -90,10 +92,12 @@ class Decoder(nn.Module):
             return self.fused(step, caches)
         return self.stage.leave(self, self.forward_hidden(step, caches), step)
 
-    def prepare(self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache]) -> None:
+    def prepare(
+        self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache], then: Iterable[Callable[[], object]] = ()
+    ) -> None:
         """Compiles the kernels of these steps, and of steps of up to so many rows, where that takes time."""
         if self.fused is not None:
-            self.fused.prepare(max_rows, steps, caches)
+            self.fused.prepare(max_rows, steps, caches, then)
 
     def forward_hidden(self, step: Step, caches: Sequence[KvCache] | None = None) -> Tensor:
         """[rows, hidden]: the output of the last layer (of this stage), before the final norm, for a step without padding."""

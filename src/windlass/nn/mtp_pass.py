@@ -32,6 +32,7 @@ class MtpPass:
     def __init__(self, decoder: MtpDecoder, layer: MtpLayer, max_rows: int, device: torch.device | str) -> None:
         self._decoder, self.layer = decoder, layer
         self._fused = _fused(decoder, layer)
+        self.head: Any = decoder.head
         self.inputs = torch.zeros(max_rows, decoder.spec.hidden_size, dtype=decoder.dtype, device=device)
         """Hidden states of the rows: filled before a step."""
         self.outputs = self.inputs[:0]
@@ -46,7 +47,7 @@ class MtpPass:
         embedded = self._decoder.embedded(step)
         self.outputs = self.layer.serve(self.inputs[: embedded.shape[0]], embedded, step, caches)
         with program.rows_counted_by(step.counts[2:3]):
-            return self._decoder.vocabulary.logits(gather(self.outputs, step.logit_rows), self._decoder.head)
+            return self._decoder.vocabulary.logits(gather(self.outputs, step.logit_rows), self.head)
 
     def after(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         """In the same step as the model, whose hidden states are used where they are: logits of all rows."""

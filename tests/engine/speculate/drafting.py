@@ -32,5 +32,28 @@ class Oracle:
     def followed(self, sequence: EngineSequence) -> None:
         pass
 
+    def can_follow(self, chunk: Chunk) -> bool:
+        return True
+
     def forget(self, number: int) -> None:
         pass
+
+
+class Follower(Oracle):
+    """Drafts only for sequences whose steps it has all followed, as an MTP layer."""
+
+    def __init__(self, next_tokens: Continue, wrong: float, vocab_size: int) -> None:
+        super().__init__(next_tokens, wrong, vocab_size)
+        self._done: dict[int, int] = {}
+        self.num_followed = 0
+
+    def can_follow(self, chunk: Chunk) -> bool:
+        return chunk.start <= self._done.get(chunk.sequence.id, 0)
+
+    def follow(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> None:
+        assert all(self.can_follow(chunk) for chunk in chunks)
+        self.num_followed += len(chunks)
+        self._done.update({chunk.sequence.id: chunk.sequence.num_computed for chunk in chunks})
+
+    def followed(self, sequence: EngineSequence) -> None:
+        self._done[sequence.id] = sequence.num_computed

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from drafting import Oracle
+from drafting import Follower, Oracle
 from fake_decoder import FakeDecoder, make_engine
 from simulated_cache import check_accounts
 
@@ -156,6 +156,46 @@ def test_forced_acceptance_takes_the_draft() -> None:
     engine.judge = lambda draft, token: draft
     answers(engine, [Submit(1, [1], GREEDY, max_tokens=30)])
     assert engine.stats().accepted == engine.stats().drafted > 0
+
+
+class Clock:
+    """Steps take as long as their rows cost: `per_row` of a step of one row for each further one."""
+
+    def __init__(self, engine: Engine, per_row: float) -> None:
+        self._engine, self._per_row, self._now, self._before = engine, per_row, 0.0, 0
+
+    def __call__(self) -> float:
+        decoder: Any = self._engine.runner.decoder
+        rows, self._before = decoder.num_rows - self._before, decoder.num_rows
+        self._now += 1 + self._per_row * (rows - 1) if rows else 0.0
+        return self._now
+
+
+def with_follower(wrong: float, per_row: float) -> tuple[Engine, Follower]:
+    decoder = FakeDecoder(VOCAB)
+    engine = make_engine(decoder, VOCAB, max_drafts=1, max_step_logits=20)
+    engine._clock = Clock(engine, per_row)
+    model = Follower(lambda history, count: decoder.greedy(history, count), wrong, VOCAB)
+    engine.speculation = Speculation(
+        auto=True, ngram=False, model=model, max_drafts=1, clock=itertools.count().__next__, drafts_in_step=True
+    )
+    return engine, model
+
+
+def test_auto_goes_on_drafting_where_it_pays() -> None:
+    """Also after the steps without drafts that measure what they gain."""
+    engine, _ = with_follower(wrong=0.0, per_row=0.2)
+    answers(engine, [Submit(1, [1, 2, 3], GREEDY, max_tokens=150)])
+    assert engine.stats().accepted > 65
+    assert engine.stats().steps < 85
+
+
+def test_auto_follows_nothing_where_it_does_not_pay() -> None:
+    """A sequence that was not followed all the way is left alone: a model that follows it would cost time, and could not draft."""
+    engine, model = with_follower(wrong=1.0, per_row=0.9)
+    answers(engine, [Submit(1, [1, 2, 3], GREEDY, max_tokens=200)])
+    assert model.num_followed < 20
+    assert engine.stats().drafted < 20
 
 
 class Copying(FakeDecoder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,20 @@ import torch
 from fake_decoder import FakeDecoder
 from hypothesis import example, given
 from hypothesis import strategies as st
-from late_device import Answers, make_late_engine, prompt
+from late_device import Answers, LateGraphs, Replay, Stream, make_late_engine, prompt
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "cuda"))
 
+from cuda_references import advance_pairs_reference
 from drafting import Oracle
 
 from windlass.core.request import GREEDY, Sampling
 from windlass.core.scheme import scheme
 from windlass.engine.engine import Engine
-from windlass.engine.execute.verify_graphs import VerifyGraph, VerifyGraphs
+from windlass.engine.execute.graphs import copied
+from windlass.engine.execute.verify_graphs import InFlightVerify, Rows, VerifyGraph, VerifyGraphs
 from windlass.engine.load import make_engine
 from windlass.engine.protocol import Submit
 from windlass.engine.speculate.speculation import Speculation
@@ -37,40 +41,59 @@ VOCAB, SPOILED = 64, 5
 
 
 class DeviceGraphs(VerifyGraphs):
-    """Replays run the decoder on the CPU; an argmax for the kernel that finds it."""
+    """Replays run the decoder on the CPU, as early or as late as a device may; an argmax for the kernel that finds it."""
+
+    stream: Stream
 
     def _prepare(self, device: torch.device) -> None:
         self.sizes_run: set[int] = set()
+        self.num_launched = 0
 
     def _capture(self, size: int, longest: int) -> VerifyGraph:
         step = self.view(size, longest)
-        captured = VerifyGraph(None, *self._pass(step))  # type: ignore[arg-type]
+        self.stream.synchronize()
+        captured = VerifyGraph(None, *self._pass(copied(step)), longest)  # type: ignore[arg-type]
 
-        def replay() -> None:
+        def work() -> None:
             self.sizes_run.add(size)
             assert int(step.lengths.max()) <= longest
             logits, found = self._pass(step)
             captured.logits.copy_(logits)
             captured.found.copy_(found)
 
-        captured.graph = type("Replay", (), {"replay": staticmethod(replay)})()  # type: ignore[assignment]
+        captured.graph = Replay(self.stream, work)  # type: ignore[assignment]
         return captured
 
-    def tokens(self, captured: VerifyGraph) -> list[list[int]]:
-        captured.graph.replay()
-        return captured.found.tolist()
+    def launch(self, captured: VerifyGraph, rows: Rows) -> InFlightVerify:
+        self.num_launched += 1
+        replay: Any = captured.graph
+        self.stream.launch(replay.work)
+        found = torch.full_like(captured.found, 2**30)
+        return InFlightVerify(captured, found, self.stream.launch(lambda: found.copy_(captured.found)), rows)  # type: ignore[arg-type]
 
-    def _argmax(self, logits: Tensor, step: Step) -> Tensor:
-        return logits[:, : self._num_tokens].argmax(-1).to(torch.int32)
+    def _argmax(self, logits: Tensor, step: Step, out: Tensor) -> None:
+        out.copy_(logits[:, : self._num_tokens].argmax(-1))
+
+    def _advance(self, found: Tensor, step: Step) -> None:
+        advance_pairs_reference(found[0], found[1], step, self._counts)
 
 
 def engine_on_device(
-    decoder: FakeDecoder, patch: Any, *, wrong: float, drafts_there: bool, ngram: bool = False, **changes: Any
+    decoder: FakeDecoder,
+    patch: Any,
+    *,
+    wrong: float,
+    drafts_there: bool,
+    ngram: bool = False,
+    late: bool = True,
+    auto: bool = False,
+    **changes: Any,
 ) -> Engine:
-    engine = make_late_engine(decoder, patch, late=False, max_drafts=3, **({"max_step_logits": 16} | changes))
+    engine = make_late_engine(decoder, patch, late=late, max_drafts=3, **({"max_step_logits": 16} | changes))
     made, buffers = engine.runner, engine.runner._buffers
-    graphs = DeviceGraphs(decoder, made._caches, buffers.step, engine.limits.max_decode_rows, VOCAB)
-    made.verify_graphs = graphs
+    graphs = DeviceGraphs(decoder, made._caches, buffers.step, buffers.device_counts, engine.limits.max_decode_rows, VOCAB)
+    assert isinstance(made._graphs, LateGraphs)
+    made.verify_graphs, graphs.stream = graphs, made._graphs._stream
 
     def after(step: Step) -> Tensor:
         """What follows the token that follows each row; wrong for one token in so many."""
@@ -83,7 +106,7 @@ def engine_on_device(
     graphs.draft = after if drafts_there else None
     oracle = Oracle(lambda history, count: decoder.greedy(history, count), wrong, VOCAB)
     engine.speculation = Speculation(
-        auto=False,
+        auto=auto,
         ngram=ngram,
         model=oracle,
         max_drafts=3,
@@ -97,17 +120,28 @@ def engine_on_device(
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.booleans()), min_size=1, max_size=6),
     st.sampled_from([12, 40]),
     st.sampled_from([0.0, 0.4]),
-    st.booleans(),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
 )
 @example(
-    [(1, 1, False), (1, 1, False), (1, 5, True), (1, 1, False), (1, 1, False), (1, 2, True)], 12, 0.0, True
+    [(1, 1, False), (1, 1, False), (1, 5, True), (1, 1, False), (1, 1, False), (1, 2, True)], 12, 0.0, (True, False, False, False)
 )  # a prompt of one token
 def test_the_tokens_are_those_of_the_model(
-    requests: list[tuple[int, int, bool]], num_blocks: int, wrong: float, drafts_there: bool
+    requests: list[tuple[int, int, bool]], num_blocks: int, wrong: float, how: tuple[bool, bool, bool, bool]
 ) -> None:
     decoder, answers = FakeDecoder(VOCAB), Answers()
+    drafts_there, late, ngram, auto = how
     with pytest.MonkeyPatch.context() as patch:
-        engine = engine_on_device(decoder, patch, wrong=wrong, drafts_there=drafts_there, num_blocks=num_blocks, max_sequences=3)
+        engine = engine_on_device(
+            decoder,
+            patch,
+            wrong=wrong,
+            drafts_there=drafts_there,
+            late=late,
+            ngram=ngram,
+            auto=auto,
+            num_blocks=num_blocks,
+            max_sequences=3,
+        )
         plain = make_late_engine(decoder, patch, late=False, num_blocks=num_blocks, max_sequences=3)
         expected = Answers()
         for number, (length, count, is_greedy) in enumerate(requests):
@@ -129,6 +163,51 @@ def test_one_graph_a_step_verifies_and_drafts(monkeypatch: pytest.MonkeyPatch) -
     assert engine.speculation.model.num_asked == 1, "after the prompt; later drafts come with the step"
     graphs = engine.runner.verify_graphs
     assert isinstance(graphs, DeviceGraphs) and graphs.sizes_run == {2}
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.4])
+def test_steps_are_launched_before_the_last_one_is_read(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+    """Nothing is computed twice but at the end: what the device goes on with is what the host wants."""
+    decoder, answers = FakeDecoder(VOCAB), Answers()
+    engine = engine_on_device(decoder, monkeypatch, wrong=wrong, drafts_there=True, num_blocks=60, max_sequences=3)
+    for number in range(3):
+        engine.submit(Submit(number, [1, 2, 3 + number], GREEDY, max_tokens=90))
+    for _ in range(8):  # prompts, and steps until each sequence has a draft
+        answers.take(engine.step())
+    graphs = engine.runner.verify_graphs
+    assert isinstance(graphs, DeviceGraphs)
+    before, steps = graphs.num_launched, 25
+    for _ in range(steps):
+        answers.take(engine.step())
+        assert engine.runner._verifying is not None
+    assert graphs.num_launched - before == steps
+    answers.finish(engine)
+    assert all(answers.tokens[number] == decoder.greedy([1, 2, 3 + number], 90) for number in range(3))
+
+
+class Counting(FakeDecoder):
+    """Repeats itself after twenty tokens."""
+
+    def logits(self, history: Sequence[int]) -> Tensor:
+        return torch.nn.functional.one_hot(torch.tensor((history[-1] + 1) % 20), VOCAB).float()
+
+
+def test_steps_without_drafts_are_launched_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until lookup finds something: the step that is under way then is used, and the one after it verifies drafts."""
+    decoder, answers = Counting(VOCAB), Answers()
+    engine = engine_on_device(decoder, monkeypatch, wrong=0.0, drafts_there=False, num_blocks=60, max_sequences=3)
+    engine.speculation = Speculation(auto=False, ngram=True, max_drafts=3, clock=itertools.count().__next__)
+    plain, verifying = engine.runner._graphs, engine.runner.verify_graphs
+    assert isinstance(plain, LateGraphs) and isinstance(verifying, DeviceGraphs)
+    engine.submit(Submit(1, [1, 2, 3], GREEDY, max_tokens=60))
+    was_ahead: list[bool] = []
+    while not verifying.num_launched and engine.has_work:
+        answers.take(engine.step())
+        was_ahead.append(engine.runner.under_way == "plain")
+    assert was_ahead[1:-2] and all(was_ahead[1:-2]) and not any(was_ahead[-2:])
+    assert plain.num_launched == len(was_ahead) - 2, "all but the prompt's step and the last"
+    answers.finish(engine)
+    assert answers.tokens[1] == decoder.greedy([1, 2, 3], 60)
 
 
 GLM = {

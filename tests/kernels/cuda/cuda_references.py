@@ -102,3 +102,22 @@ def greedy_reference(logits: Tensor, num_tokens: int, step: Step, counts: Tensor
     ):
         old.copy_(torch.where(moves, new, old))
     return chosen
+
+
+def advance_pairs_reference(chosen: Tensor, drafted: Tensor, step: Step, counts: Tensor) -> None:
+    """Plain PyTorch, without synchronization. Rows beyond `counts[0]`, and one that has no second, stay."""
+    first = torch.arange(0, chosen.shape[0] - 1, 2, device=chosen.device)
+    accepted = (chosen[first] == step.tokens[first + 1]).int()
+    at, start = first + accepted, step.positions[first] + 1 + accepted
+    moves = first + 1 < counts[0]
+    for side, found in enumerate((chosen, drafted)):
+        row, position = first + side, start + side
+        column = (position // BLOCK_TOKENS).clamp(max=step.blocks.shape[1] - 1).long()
+        slots = step.blocks[row, column] * BLOCK_TOKENS + position % BLOCK_TOKENS
+        for old, new in (
+            (step.tokens, found[at].clamp(min=0)),
+            (step.positions, position),
+            (step.lengths, position + 1),
+            (step.slots, slots),
+        ):
+            old[row] = torch.where(moves, new, old[row])

@@ -20,7 +20,7 @@ from windlass.core.tiers.device import DeviceSplit
 from windlass.core.tiers.values import Speeds
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
-from windlass.kernels.cuda import driver, layout, linear, route
+from windlass.kernels.cuda import drafts, driver, layout, linear, route
 from windlass.kernels.step import BLOCK_TOKENS, Step
 from windlass.nn import Decoder
 from windlass.nn.moe import MixtureOfExperts
@@ -127,7 +127,7 @@ def sliced(name: str) -> Decoder:
     return decoder
 
 
-def step_of(sequences: int, tokens: int, before: int = 0) -> Step:
+def step_of(sequences: int, tokens: int, before: int = 0, is_chained: bool = False) -> Step:
     """So many new tokens of each sequence after those that are in the cache."""
     rows, length = sequences * tokens, before + tokens
     pages = -(-length // BLOCK_TOKENS)
@@ -139,6 +139,7 @@ def step_of(sequences: int, tokens: int, before: int = 0) -> Step:
         tokens=ints(rows), positions=ints(rows), slots=ints(rows), starts=ints(sequences + 1), lengths=ints(sequences),
         blocks=ints(sequences, pages), logit_rows=ints(sequences), counts=torch.tensor([rows, sequences, sequences]),
         host_starts=torch.arange(sequences + 1) * tokens, host_lengths=torch.full((sequences,), length),
+        is_chained=is_chained,
     )  # fmt: skip
 
 
@@ -146,6 +147,8 @@ STEPS = [
     (1, 1, 100),
     (1, 1, 6000),
     (2, 1, 100),
+    (3, 1, 100),
+    (4, 1, 100),
     (8, 1, 3000),
     (9, 1, 50),
     (64, 1, 100),
@@ -160,6 +163,10 @@ STEPS = [
 """Sequences, new tokens, and those before them: every way that a step can take."""
 
 
+CHAINED_ROWS = (2, 9)
+"""Rows of one sequence."""
+
+
 def record(decoder: Decoder, patch: pytest.MonkeyPatch, kv: torch.dtype = torch.bfloat16) -> Recorder:
     recorder = Recorder(patch)
     for sequences, tokens, before in STEPS:
@@ -167,4 +174,9 @@ def record(decoder: Decoder, patch: pytest.MonkeyPatch, kv: torch.dtype = torch.
         with torch.inference_mode():
             logits = decoder(step, decoder.make_caches(4096, kv, "meta"))
         assert logits.shape == (sequences, decoder.spec.vocab_size)
+    for rows in CHAINED_ROWS:
+        step = step_of(rows, 1, 1000, is_chained=True)
+        with torch.inference_mode():
+            decoder(step, decoder.make_caches(4096, kv, "meta"))
+        drafts.advance_pairs(step.tokens, step.tokens, step, step.lengths)
     return recorder

@@ -155,3 +155,12 @@ def test_a_guess_is_fetched_beside_other_kernels() -> None:
     """And only where a layer follows."""
     functions = {name for (file, _), names in recorded_offloaded().units.items() if file == "offload.cu" for name in names}
     assert functions == {"place", "fetch", "ahead", "collect", "remap"}
+
+
+def test_layers_of_one_kind_are_noted_once() -> None:
+    """Before they are compiled: three dense layers need what one needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "is_collecting", lambda: True)
+        noted = record(full_size("GLM-4.6"), patch)
+    assert noted.units == recorded("GLM-4.6").units
+    assert noted.num_launches < 0.7 * recorded("GLM-4.6").num_launches

@@ -58,32 +58,6 @@ def test_repack_on_the_device_equals_the_reference() -> None:
         assert torch.equal(layout.repack(codes.cuda(), scales.cuda(), paired=paired).data.cpu(), expected)
 
 
-def test_linear_one() -> None:
-    for rows, inputs, group in (
-        (14336, 4096, 128),
-        (4096, 12288, 128),
-        (512, 4096, 32),
-        (512, 4096, 64),
-        (16, 128, 128),
-        (160, 1408, 128),
-    ):
-        weight = random_tiles(1, rows, inputs, group)
-        x, gain, bias = (
-            torch.randn(inputs, device="cuda"),
-            torch.rand(inputs, device="cuda") + 0.5,
-            torch.randn(rows, device="cuda"),
-        )
-        normed = norm_reference(x, gain, EPS).to(torch.bfloat16)
-        expected = linear_reference(normed, weight, bias=bias)
-        bound = 1e-4  # fixed-point activations, integer products
-        exact = linear_reference(norm_reference(x, gain, EPS), weight, bias=bias)
-        close(linear.linear_one(x, weight, poisoned(rows), bias=bias, norm=gain, eps=EPS), exact, bound)
-        close(linear.linear_one(normed, weight, poisoned(rows, dtype=torch.bfloat16), bias=bias), expected, 4e-3)
-        residual = torch.randn(rows, device="cuda")
-        expected = expected - bias + residual
-        close(linear.linear_one(normed, weight, residual, residual=residual), expected, bound)
-
-
 def test_linear_of_several_rows() -> None:
     for rows, inputs, group in ((14336, 4096, 128), (4096, 12288, 128), (512, 4096, 32), (208, 1408, 128)):
         weight = random_tiles(1, rows, inputs, group)
@@ -119,29 +93,6 @@ def test_linear_of_several_rows() -> None:
 
 def mixture(num_experts: int = 32, hidden: int = 1024, width: int = 1408) -> tuple[layout.Tiles, layout.Tiles]:
     return random_tiles(num_experts + 1, 2 * width, hidden, paired=True), random_tiles(num_experts + 1, hidden, width)
-
-
-def test_experts_of_one_row() -> None:
-    gate_up, down = mixture()
-    x, gain, router = (
-        torch.randn(1024, device="cuda"),
-        torch.rand(1024, device="cuda") + 0.5,
-        torch.randn(32, 1024, device="cuda") / 32,
-    )
-    correction, chosen = torch.rand(32, device="cuda"), route.routes(1, 32, 8, 1)
-    logits = route.router_one(x, gain, router, poisoned(32), EPS)
-    normed = norm_reference(x, gain, EPS)
-    close(logits, normed @ router.T, 1e-5)
-    hidden = experts.gate_up_one(
-        x, gain, gate_up, poisoned(9, 1408, dtype=torch.bfloat16), logits, correction, chosen, eps=EPS, routed_scale=2.5
-    )
-    ids, weights = route_reference(logits[None], correction, 8, 2.5)
-    assert torch.equal(chosen.ids, ids)
-    close(chosen.weights, weights, 1e-6)
-    expected = experts_reference(normed[None].to(torch.bfloat16), ids, weights, gate_up, down, num_shared=1)[0]
-    close(experts.down_one(hidden, down, poisoned(1024), chosen), expected, 4e-3)
-    residual = x.clone()
-    close(experts.down_one(hidden, down, residual, chosen, residual=residual), expected + x, 4e-3)
 
 
 def test_experts_of_several_rows() -> None:

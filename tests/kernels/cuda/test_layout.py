@@ -87,7 +87,7 @@ def test_warps_divide_the_blocks() -> None:
 @pytest.mark.parametrize("paired", [False, True])
 def test_rows_in_pieces_fill_the_same_tiles(rows: int, inputs: int, group: int, paired: bool) -> None:
     codes, scales, _ = checkpoint(3, rows, inputs, group=group)
-    filling = layout.TileLoader(3, rows, inputs, group, paired=paired, device=torch.device("cpu"))
+    filling = layout.TileLoader(layout.empty(3, rows, inputs, group, paired=paired, device="cpu"))
     filling.tiles.data.fill_(255)
     for matrix in range(3):
         for first, last in ((0, 5), (5, 6), (6, rows)):

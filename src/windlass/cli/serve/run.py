@@ -30,6 +30,17 @@ def start(options: ServeOptions) -> int:
     check_options(options)
     # Prompts arrive one by one, so its threads are of no use; and with them it warns whenever an engine process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not _is_one_engine(options):
+        return _start(options)
+    from windlass.engine.client.transport import started_ahead
+    from windlass.open.client import require_torch
+
+    require_torch("running a model")
+    with started_ahead():  # it imports torch while the server is set up
+        return _start(options)
+
+
+def _start(options: ServeOptions) -> int:
     from windlass.cli.check.quick import check_before
     from windlass.open.resolve import runnable_files
     from windlass.serve.server import bind, check_tls
@@ -55,6 +66,12 @@ def start(options: ServeOptions) -> int:
         opener, plan = local(options, path, adapters) if options.engine == "windlass" else vllm(options, path)
         check_before("serve", shown=not options.quiet)  # after all that can be refused at once
         return _Run(settings, lambda run: _app_of_one(settings, opener, plan, options.page, run), options, port).serve(listening)
+
+
+def _is_one_engine(options: ServeOptions) -> bool:
+    """Whether it will need one engine process, and as soon as it can have it."""
+    is_alone = len(options.models) == 1 and options.route is None and options.lora_dir is None and options.plan is None
+    return is_alone and options.engine == "windlass" and options.launch.is_single
 
 
 def _app_of_one(settings: ServerSettings, opener: Opener, plan: Plan | None, page: bool, run: _Run) -> Starlette:

@@ -40,6 +40,7 @@ from windlass.engine.protocol import (
     finish_error,
     timeout_message,
 )
+from windlass.engine.timeline import mark
 from windlass.errors import BadInput
 from windlass.text.parse.stream import TextStream, joined_pieces
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
@@ -373,4 +374,5 @@ def with_text(launch: Launch, *, needs_text: bool = True) -> tuple[Launch, Model
         if needs_text:
             raise
         return launch, None
+    mark("tokenizer loaded")
     return launch if launch.num_tokens else msgspec.structs.replace(launch, num_tokens=max(text.tokenizer.known_ids) + 1), text

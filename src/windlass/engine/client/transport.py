@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Generator, Sequence
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -17,6 +17,7 @@ from windlass.core.client import Unavailable
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import BadFrame
 from windlass.engine.protocol import Command, MessageReader, Report, encode_frame
+from windlass.engine.timeline import mark
 from windlass.errors import Error
 from windlass.machine.exit_status import describe_exit, last_line
 
@@ -45,6 +46,53 @@ class EngineTransport(Protocol):
         ...
 
 
+class EngineProcess:
+    """One that was started: it imports what it needs, then waits for its job on standard input. It ends with this process."""
+
+    def __init__(self, inherited: Sequence[int] = ()) -> None:
+        """Call it in the thread of the event loop: with PR_SET_PDEATHSIG a process ends with the thread that started it."""
+        self.output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self.process = subprocess.Popen(
+                # -P: the current directory is not on sys.path.
+                [sys.executable, "-P", "-m", "windlass.engine.process", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=self.output,
+                stderr=self.output,
+                pass_fds=[theirs.fileno(), *inherited],
+                process_group=0,
+            )
+        mark("engine process started")
+
+    def give(self, job: RankJob) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
+            pipe.write(msgspec.msgpack.encode(job))
+
+    def end(self) -> None:
+        """One that got no job."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.connection.close()
+        self.process.wait()
+        self.output.close()
+
+
+_ahead: list[EngineProcess] = []
+
+
+@contextlib.contextmanager
+def started_ahead() -> Generator[None]:
+    """For a command that will soon open a model, in this thread: the first ProcessTransport within finds its process started, its imports done."""
+    _ahead.append(EngineProcess())
+    try:
+        yield
+    finally:
+        while _ahead:
+            _ahead.pop().end()
+
+
 class ProcessTransport:
     """The engine process has its own process group, so Ctrl-C does not reach it; it ends with this process."""
 
@@ -57,31 +105,22 @@ class ProcessTransport:
         self._reporting: asyncio.Task[None] | None = None
         self._unsent: list[bytes] = []
         self._is_closed = False
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._output: IO[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     def open(self, receive: Receive, lost: Lost) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            # In the thread of the event loop: with PR_SET_PDEATHSIG a process ends with the thread that started it.
-            self._process = subprocess.Popen(
-                # -P: the current directory is not on sys.path.
-                [sys.executable, "-P", "-m", "windlass.engine.process", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=[theirs.fileno(), *([self._supervised.fileno()] if self._supervised is not None else [])],
-                process_group=0,
-            )
+        if self._supervised is None and _ahead:
+            started = _ahead.pop()
+        else:
+            started = EngineProcess([] if self._supervised is None else [self._supervised.fileno()])
+        self._process, self._output = started.process, started.output
         if self._supervised is not None:
             self._supervised.close()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(msgspec.msgpack.encode(self._job))
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(ours, receive, lost))
+        started.give(self._job)
+        self._connecting = asyncio.get_running_loop().create_task(self._connect(started.connection, receive, lost))
 
     async def _connect(self, ours: socket.socket, receive: Receive, lost: Lost) -> None:
         loop = asyncio.get_running_loop()
@@ -109,7 +148,8 @@ class ProcessTransport:
         try:
             await self._end()
         finally:  # also where it is cancelled
-            self._output.close()
+            if self._output is not None:
+                self._output.close()
 
     async def _end(self) -> None:
         if self._connecting is not None:
@@ -137,7 +177,7 @@ class ProcessTransport:
             status = await asyncio.to_thread(self._process.wait, SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             return Unavailable("the engine process closed its connection; retry to restart it")
-        last = "" if self._output.closed else last_line(self._output.fileno())
+        last = "" if self._output is None or self._output.closed else last_line(self._output.fileno())
         return Unavailable(f"the engine process {describe_exit(status)}{f': {last}' if last else ''}; retry to restart it")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from windlass.engine.execute.capture import capturing
 from windlass.kernels.cuda.greedy import greedy, workspace
 from windlass.kernels.step import KvCache, Step
 
@@ -129,11 +130,10 @@ class DecodeGraphs:
             num_tokens = self._num_tokens or logits.shape[1]
             if self._logits is None:
                 self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=logits.dtype, device=logits.device)
-            greedy(logits, num_tokens, _copy(step), self._counts, self._space)
-            torch.cuda.synchronize()
+            greedy(logits, num_tokens, copied(step), self._counts, self._space)
             graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                with capturing(graph, self._pool, self._stream):
                     # Copied, so that graphs share the memory that they compute in.
                     logits = self._kept(self._decoder(step, self._caches))
                     chosen = greedy(logits, num_tokens, step, self._counts, self._space)
@@ -172,7 +172,7 @@ def length_class(longest: int) -> int:
     return LENGTHS[bisect_left(LENGTHS, longest)]
 
 
-def _copy(step: Step) -> Step:
+def copied(step: Step) -> Step:
     """A copy, so that the warmup does not advance the buffers."""
     return replace(
         step, tokens=step.tokens.clone(), positions=step.positions.clone(), slots=step.slots.clone(), lengths=step.lengths.clone()

@@ -18,8 +18,9 @@ from windlass.core.constants import BLOCK_TOKENS
 from windlass.engine.execute.buffers import Buffers
 from windlass.engine.execute.graphs import FEW_SIZES, SIZES, CapturedGraph, DecodeGraphs, InFlightStep, compile_kernels
 from windlass.engine.execute.step_writer import StepWriter
-from windlass.engine.execute.verify_graphs import VerifyGraph, VerifyGraphs
+from windlass.engine.execute.verify_graphs import InFlightVerify, Rows, VerifyGraph, VerifyGraphs, next_rows
 from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
+from windlass.engine.timeline import mark
 from windlass.kernels.program import program
 from windlass.kernels.program.only_views import NotRecordable
 from windlass.kernels.step import KvCache, Step
@@ -50,6 +51,7 @@ class Runner:
         self._graphs: DecodeGraphs | None = None
         self.verify_graphs: VerifyGraphs | None = None
         self._in_flight: InFlightStep | None = None
+        self._verifying: InFlightVerify | None = None
         self._num_tokens = num_tokens
         self.adapters: Adapters | None = None
         self._adapted: tuple[program.Program, Tensor] | None = None
@@ -85,7 +87,7 @@ class Runner:
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """fp32 logits of the rows that the chunks need; valid until the next run."""
-        self._in_flight = None
+        self._in_flight = self._verifying = None
         if self.adapters is not None and any(chunk.sequence.adapter for chunk in chunks):
             return self._run_adapted(chunks, self.adapters)
         captured = self._fill_buffers(chunks)
@@ -139,7 +141,9 @@ class Runner:
             self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens, sizes
         )
         if limits.max_drafts:
-            self.verify_graphs = VerifyGraphs(self._decoder, self._caches, buffers.step, limits.max_decode_rows, self._num_tokens)
+            self.verify_graphs = VerifyGraphs(
+                self._decoder, self._caches, buffers.step, buffers.device_counts, limits.max_decode_rows, self._num_tokens
+            )
         return ""
 
     @property
@@ -168,11 +172,15 @@ class Runner:
         self._buffers.upload(most, blocks_changed=True)
         prepare = getattr(self._decoder, "prepare", None)
         if prepare is not None:
+            verified = [] if self.verify_graphs is None else self.verify_graphs.usual_steps()
+            drafts = [] if self.verify_graphs is None else self.verify_graphs.usual_drafts()
             with torch.inference_mode():
-                prepare(len(self._buffers.tokens), self._graphs.usual_steps(), self._caches)
+                prepare(len(self._buffers.tokens), self._graphs.usual_steps() + verified, self._caches, drafts)
+        mark("kernels compiled")
         self._graphs.capture_usual()
         if self.verify_graphs is not None:
             self.verify_graphs.capture_usual()
+        mark("graphs captured")
 
     def next_tokens(self, chunks: Sequence[Chunk], ahead: bool) -> list[int | None] | None:
         """The argmax of each chunk, or None where its logits are NaN or infinite. None instead of the list: call `run`.
@@ -180,7 +188,7 @@ class Runner:
         `ahead`: the next step is launched, with the same sequences, before this one is done. It is used if the next call is for exactly
         these sequences; otherwise what it wrote lies behind the last token of a sequence, and is overwritten or never read.
         """
-        step, self._in_flight = self._in_flight, None
+        step, self._in_flight, self._verifying = self._in_flight, None, None
         if self._graphs is None or not all(_is_decode(chunk) for chunk in chunks):
             return None
         if step is None or step.sequences != _identities(chunks):
@@ -192,18 +200,58 @@ class Runner:
         step.done.synchronize()
         return [token if token >= 0 else None for token in step.tokens[: len(chunks)].tolist()]
 
-    def verified(self, chunks: Sequence[Chunk]) -> tuple[list[list[int | None]], list[list[int]]] | None:
+    @property
+    def under_way(self) -> str:
+        """What was launched before anybody asked for it: a step without drafts ("plain"), or with those made on the device ("model")."""
+        return "plain" if self._in_flight is not None else "model" if self._verifying is not None else ""
+
+    def verified(self, chunks: Sequence[Chunk], ahead: bool = False) -> tuple[list[list[int | None]], list[list[int]]] | None:
         """The argmax of every row of each chunk with its drafts, and the draft that would follow each (empty: nothing drafts on the device).
-        None: call `run`."""
-        self._in_flight = None
-        captured = self._fill_verify(chunks) if _are_verified(chunks) else None
-        if captured is None:
+        None: call `run`.
+
+        `ahead`: as of `next_tokens`, where each sequence has one draft and the next one is made on the device."""
+        step, self._in_flight, self._verifying = self._verifying, None, None
+        if not _are_verified(chunks):
             return None
-        assert self.verify_graphs is not None
-        chosen, *drafted = self.verify_graphs.tokens(captured)
+        if step is None or step.rows != _rows(chunks):
+            step = self._launch_verify(chunks)
+        if step is None:
+            return None
+        following = self._verify_next(step, chunks) if ahead else None
+        step.done.synchronize()
+        chosen, *drafted = step.found.tolist()
+        if following is not None:
+            following.rows = next_rows(step.rows, chosen, drafted[0])
+            self._verifying = following
         starts = [0, *accumulate(chunk.stop - chunk.start for chunk in chunks)]
         tokens = [[token if token >= 0 else None for token in chosen[first:last]] for first, last in pairwise(starts)]
         return tokens, [drafted[0][first:last] for first, last in pairwise(starts)] if drafted else []
+
+    def _launch_verify(self, chunks: Sequence[Chunk]) -> InFlightVerify | None:
+        captured = self._fill_verify(chunks)
+        if captured is None:
+            return None
+        assert self.verify_graphs is not None
+        step = self.verify_graphs.launch(captured, _rows(chunks))
+        step.next_slots_known = _have_room(chunks, 2)
+        return step
+
+    def _verify_next(self, step: InFlightVerify, chunks: Sequence[Chunk]) -> InFlightVerify | None:
+        """The same sequences with one or two tokens more each, and the drafts after those, which the graph has put into the buffers; None: they have
+        no slots yet, or not one draft each."""
+        graphs, longest = self.verify_graphs, max(chunk.stop for chunk in chunks)
+        assert graphs is not None
+        can = graphs.draft is not None and all(len(chunk.drafts) == 1 for chunk in chunks)
+        if not can or not step.next_slots_known or not graphs.covers(step.captured, longest + 2):
+            return None
+        self._buffers.wait()
+        rows = [chunk.sequence for chunk in chunks for _ in range(2)]
+        changed = [self._writer.write_blocks(number, sequence) for number, sequence in enumerate(rows)]
+        if any(changed):
+            self._buffers.upload_blocks(len(rows))
+        following = graphs.launch(step.captured, [])
+        following.next_slots_known = _have_room(chunks, 4)
+        return following
 
     def _launch(self, chunks: Sequence[Chunk]) -> InFlightStep | None:
         captured = self._fill_buffers(chunks)
@@ -292,3 +340,7 @@ def _have_room(chunks: Sequence[Chunk], more: int) -> bool:
 
 def _identities(chunks: Sequence[Chunk]) -> list[tuple[object, int]]:
     return [(chunk.sequence, chunk.start) for chunk in chunks]  # which compare by identity
+
+
+def _rows(chunks: Sequence[Chunk]) -> Rows:
+    return [(chunk.sequence, chunk.start, chunk.tokens) for chunk in chunks]  # sequences compare by identity

@@ -72,6 +72,11 @@ class Control(Frozen):
     """Steps with drafts since one without."""
     is_probing: bool = False
 
+    @property
+    def is_plain_next(self) -> bool:
+        """Whether, after one step more with drafts, there is one without."""
+        return self.auto and self.busy_steps + 1 >= PLAIN_EVERY
+
 
 def counts(control: Control, rates: Sequence[float], num_rows: int, draft_seconds: float = 0.0) -> tuple[int, ...]:
     """Drafts of each sequence with an acceptance `rate`; `num_rows` sequences decode in all. `draft_seconds`: what a draft takes to make."""

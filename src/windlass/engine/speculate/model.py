@@ -65,6 +65,11 @@ class ModelDrafter:
     def followed(self, sequence: EngineSequence) -> None:
         self._followed[sequence.id] = (sequence.num_computed, sequence.num_preemptions)
 
+    def can_follow(self, chunk: Chunk) -> bool:
+        """From its beginning, or from where it was followed to. The cache of what was found in the prefix cache is that of whoever computed it."""
+        known = self._followed.get(chunk.sequence.id)
+        return chunk.start <= (max(chunk.sequence.num_cached, 0) if known is None else known[0])
+
     def follow(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> None:
         given = [self._following(chunk) for chunk in chunks]
         kept = [(chunk, new, row) for chunk, new, row in zip(chunks, given, rows, strict=True) if new.stop > new.start]

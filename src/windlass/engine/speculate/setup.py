@@ -58,6 +58,12 @@ class SpeculationPlan(NamedTuple):
         has_model = self.has_mtp or self.draft is not None
         return max(MAX_DRAFTS[NGRAM] if self.has_ngram else 0, MAX_DRAFTS[MODEL] if has_model else 0)
 
+    def make_weights(self) -> None:
+        """What drafting holds beside the model's weights; before memory is shared out."""
+        fused = getattr(self.decoder, "fused", None)
+        if self.has_mtp and fused is not None:
+            fused.make_draft_head()
+
     def cache_bytes(self, kv: str) -> int:
         """Of one token, beside those of the model."""
         if self.draft is not None:
@@ -76,9 +82,14 @@ class SpeculationPlan(NamedTuple):
             return None
         model = self._model(main, limits, num_tokens, kv, device, spare)
         # On a GPU a step verifies and drafts in one graph, which makes one draft.
-        model_drafts = 1 if self.has_mtp and device != "cpu" else MAX_DRAFTS[MODEL]
+        in_step = self.has_mtp and device != "cpu"
         return Speculation(
-            auto=self.how == "auto", ngram=self.has_ngram, model=model, model_drafts=model_drafts, described=self._described
+            auto=self.how == "auto",
+            ngram=self.has_ngram,
+            model=model,
+            model_drafts=1 if in_step else MAX_DRAFTS[MODEL],
+            drafts_in_step=in_step and main.verify_graphs is not None,
+            described=self._described,
         )
 
     @property

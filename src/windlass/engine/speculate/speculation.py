@@ -17,7 +17,7 @@ from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.engine.speculate.control import Control, after_step, counts, with_verdict
 from windlass.engine.speculate.ngram import NgramIndex
 
-NGRAM, MODEL = "ngram", "model"
+NGRAM, MODEL, PLAIN = "ngram", "model", "plain"
 MAX_DRAFTS = {NGRAM: 8, MODEL: 4}
 """Of one sequence in one step. A model's later drafts are made from its own guesses, and rarely accepted."""
 
@@ -33,6 +33,10 @@ class DraftingModel(Protocol):
 
     def followed(self, sequence: EngineSequence) -> None:
         """It was followed without: the device did it in the same step."""
+        ...
+
+    def can_follow(self, chunk: Chunk) -> bool:
+        """Whether it has followed the sequence up to this chunk. It never drafts for a sequence that it has not."""
         ...
 
     def forget(self, number: int) -> None: ...
@@ -58,11 +62,12 @@ class Speculation:
         model: DraftingModel | None = None,
         max_drafts: int | None = None,
         model_drafts: int = MAX_DRAFTS[MODEL],
+        drafts_in_step: bool = False,
         described: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`described`: for Info."""
-        self.described = described
+        """`drafts_in_step`: the device drafts in the step that verifies, whose time then has all there is. `described`: for Info."""
+        self.described, self._drafts_in_step = described, drafts_in_step
         self._ngram, self.model, self._clock = ngram, model, clock
         self.max_drafts = max_drafts or max(MAX_DRAFTS[NGRAM] if ngram else 0, MAX_DRAFTS[MODEL] if model else 0)
         self._initial = {
@@ -76,6 +81,8 @@ class Speculation:
         """Drafts after each row of the step, by sequence, where the device has made them already."""
         self._of: dict[int, SequenceDrafts] = {}
         self._offered: set[str] = set()
+        self._has_waiting = False
+        """Whether there are drafts that a step under way keeps from being verified."""
         self.num_drafted = self.num_accepted = 0
 
     def reset(self) -> None:
@@ -83,28 +90,35 @@ class Speculation:
         self.controls, self._draft_seconds = dict(self._initial), 0.0
         self.num_drafted = self.num_accepted = 0
 
-    def propose(self, running: Iterable[EngineSequence]) -> None:
-        """Gives the decoding sequences their drafts for the next step."""
+    def propose(self, running: Iterable[EngineSequence], under_way: str = "") -> None:
+        """Gives the decoding sequences their drafts for the next step. `under_way`: that step was launched already, without drafts (PLAIN) or with
+        those of the model (MODEL); what else there is waits for the step after it."""
         decoding = [sequence for sequence in running if sequence.num_pending == 1]
+        self._has_waiting = False
         offers: dict[str, list[tuple[EngineSequence, SequenceDrafts, tuple[int, ...]]]] = {}
         for sequence in decoding:
             state = self._of.setdefault(sequence.id, SequenceDrafts())
-            state.source, drafts = self._offer(sequence, state)
+            state.source, drafts = self._offer(sequence, state, under_way)
             if drafts:
                 offers.setdefault(state.source, []).append((sequence, state, drafts))
-        self._offered = set(offers)
+        self._offered = set() if under_way == PLAIN else set(offers)
         for source, given in offers.items():
             control = self.controls[source]
             rates = [state.rates.get(source, control.rate) for _, state, _ in given]
-            seconds = self._draft_seconds if source == MODEL else 0.0
+            seconds = self._draft_seconds if source == MODEL and not self._drafts_in_step else 0.0
             for (sequence, _, drafts), count in zip(given, counts(control, rates, len(decoding), seconds), strict=True):
-                sequence.drafts = drafts[:count]
+                sequence.drafts = () if under_way == PLAIN else drafts[:count]
+                self._has_waiting |= under_way == PLAIN and count > 0
 
-    def _offer(self, sequence: EngineSequence, state: SequenceDrafts) -> tuple[str, tuple[int, ...]]:
+    def _offer(self, sequence: EngineSequence, state: SequenceDrafts, under_way: str) -> tuple[str, tuple[int, ...]]:
+        """Of lookup and the model, what is accepted more often; of equals lookup, which has more drafts."""
         drafts, state.model_drafts = state.model_drafts, ()
         found = state.index.draft(sequence.tokens, self.controls[NGRAM].max_drafts) if self._ngram else ()
-        if found:
-            return NGRAM, found
+        rates = {source: state.rates.get(source, control.rate) for source, control in self.controls.items()}
+        if found and (not drafts or rates[NGRAM] >= rates[MODEL]):
+            if not (drafts and under_way == MODEL):
+                return NGRAM, found
+            self._has_waiting = True
         return (MODEL, drafts) if drafts else ("", ())
 
     def observe(self, batch: ScheduledBatch, seconds: float) -> None:
@@ -126,7 +140,24 @@ class Speculation:
     def drafts_from_model(self) -> bool:
         """Whether the model's drafts pay, or may."""
         control = self.controls[MODEL]
-        return not control.auto or control.idle_steps == 0 or control.idle_steps >= control.probe_after - 1
+        # One step without drafts measures what they gain, and may be followed by drafts again.
+        return not control.auto or control.idle_steps <= 1 or control.idle_steps >= control.probe_after - 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether, after a step with the model's drafts, the next one will probably have some of them too."""
+        return not self._has_waiting and not any(control.is_plain_next for control in self.controls.values())
+
+    def is_idle(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether, after a step of these without drafts, the next one will probably have none: it may be launched before that step has been read. Not
+        where a model follows the step, which needs its hidden states."""
+        return not self._has_waiting and not self._followable(chunks)
+
+    def _followable(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Those that the model follows now."""
+        if self.model is None or not self.drafts_from_model:
+            return []
+        return [chunk for chunk in chunks if self.model.can_follow(chunk)]
 
     # --- learning
 
@@ -171,19 +202,19 @@ class Speculation:
     def _let_draft(self, model: DraftingModel, batch: ScheduledBatch) -> None:
         began = self._clock()
         rows, chunks, starts = 0, list[Chunk](), list[int]()
-        follows = self.drafts_from_model
+        followed = [] if self._made else self._followable(batch.chunks)
         made, self._made = self._made, {}
         for chunk in batch.chunks if made else ():
-            if chunk.sequence.blocks:
+            if chunk.sequence.blocks and model.can_follow(chunk):
                 accepted = chunk.sequence.num_computed - chunk.num_known
                 # A prompt of one token looks like a decoding sequence, and nothing was proposed for it.
                 state = self._of.setdefault(chunk.sequence.id, SequenceDrafts())
                 state.model_drafts = (made[chunk.sequence.id][accepted],)
                 model.followed(chunk.sequence)
-        if made or not follows:
-            return  # a sequence that is not followed all the way has no drafts
+        if not followed:
+            return
         for chunk in batch.chunks:
-            if chunk.sequence.blocks:
+            if chunk.sequence.blocks and chunk in followed:
                 chunks.append(chunk)
                 starts.append(rows)
             rows += chunk.stop - chunk.start

@@ -41,7 +41,7 @@ class TensorReader:
     """`real_files`: file as named in messages -> resolved path to open."""
 
     def __init__(self, real_files: Mapping[Path, Path]) -> None:
-        self._real_files = real_files
+        self.real_files = real_files
         self._open_files = OpenFiles()
 
     def read(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
@@ -69,7 +69,7 @@ class TensorReader:
             self._read_run(run)
 
     def _read_run(self, run: list[Piece]) -> None:
-        with self._open_files.reading(self._real_files[run[0][0].file]) as descriptor:
+        with self._open_files.reading(self.real_files[run[0][0].file]) as descriptor:
             _read_fully(descriptor, _position(run[0]), [(info, buffer.cast("B")) for info, _, buffer in run])
 
     def close(self) -> None:

@@ -64,6 +64,11 @@ class SafetensorsStore:
         """The same for many tensors; neighbours in a file are read in one go."""
         self._reader.read_pieces([(self.info(name), byte_offset, buffer) for name, byte_offset, buffer in pieces])
 
+    def place_of(self, name: str) -> tuple[Path, int]:
+        """The resolved file, and the offset of the tensor's first byte."""
+        info = self.info(name)
+        return self._reader.real_files[info.file], info.start
+
     def close(self) -> None:
         self._reader.close()
 

@@ -12,6 +12,8 @@ from windlass.core.fused import HEAD_DIM
 from windlass.kernels.cuda import driver
 
 MAX_SPLITS = 64
+MAX_CHAINED = 16
+"""Rows of one sequence, the newest included."""
 FP8_PAGE_BYTES = 2 * BLOCK_TOKENS * (HEAD_DIM + 1)
 
 
@@ -50,9 +52,11 @@ def launch_shape(max_tokens: int, sequences: int, num_kv_heads: int) -> tuple[in
 def decode_attention(
     qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor, values: Tensor, out: Tensor,
     space: AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False, shape: tuple[int, int] | None = None,
-    scales: Tensor | None = None,
+    scales: Tensor | None = None, chained: bool = False,
 ) -> Tensor:  # fmt: skip
     """qkv bf16 [sequences, (heads + 2 kv heads) * 128], one new token each; out bf16 [sequences, heads * 128].
+
+    `chained`: rows may be consecutive tokens of a sequence, one after another, up to MAX_CHAINED; each has that sequence's block table.
 
     keys bf16 [pages, kv heads, 128, 16], values bf16 [pages, kv heads, 16, 128]; table fp32 [positions, 2, rotated dims / 2].
     With `scales` [pages, kv heads, 2, 16] keys and values are fp8, and twice as many pages are in flight.
@@ -67,6 +71,7 @@ def decode_attention(
     run = driver.kernel(
         "attention.cu", "PPPPPPPPPPPPIf", shared_bytes=shared, WARPS=warps, DEPTH=depth, HEADS=heads, KV_HEADS=num_kv_heads,
         ROTARY=2 * table.shape[2], INTERLEAVED=int(interleaved), FP8=int(fp8),
+        CHAINED=MAX_CHAINED if chained else 0,
     )  # fmt: skip
     run(
         (splits, num_kv_heads, qkv.shape[0]), warps * 32, qkv, table, positions, slots, lengths, blocks, keys, values, scales, out,

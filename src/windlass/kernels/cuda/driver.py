@@ -97,6 +97,16 @@ def _nvrtc() -> ctypes.CDLL:
     )
 
 
+def call(name: str, what: str, *arguments: object) -> None:
+    """A function of the driver; raises CudaFailed with `what` where it fails."""
+    _check(getattr(_driver(), name)(*arguments), what)
+
+
+def address(name: str) -> int:
+    """Of a function of the driver, for native code that calls it."""
+    return ctypes.cast(getattr(_driver(), name), ctypes.c_void_p).value or 0
+
+
 def _check(status: int, what: str) -> None:
     if status:
         text = ctypes.c_char_p()
@@ -200,6 +210,11 @@ class Kernel:
         status = _launch()(self._config_at, self._function or self._load(), self._pointers, None)
         if status:
             _check(status, "launching a kernel")
+
+    @property
+    def function(self) -> int:
+        """The driver's handle, for native code that launches it."""
+        return (self._function or self._load()).value or 0
 
     def _load(self) -> ctypes.c_void_p:
         name, handle = self.unit.name, ctypes.c_void_p()

@@ -1,6 +1,6 @@
 """The routed feed-forward over 4-bit weights: gate and up with SiLU, down, and the weighted sum. The shared expert follows the routed ones.
 
-One row: routing is fused into gate and up, the weighted sum and residual into down. 2 to 64 rows: items of 8 or 16 rows from `route_many`; each
+1 to 4 rows: routing is fused into gate and up, the weighted sum and residual into down. 2 to 64 rows: items of 8 or 16 rows from `route_many`; each
 (row, slot) has its own place for its result, and `norm.add_norm` sums them in order, so that results are deterministic.
 """
 
@@ -13,33 +13,47 @@ from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import Routes
 
 
-def _one(kind: int, norm: int, weight: Tiles, routes: Routes, ring: linear.Ring) -> driver.Kernel:
+def _few(kind: int, norm: int, weight: Tiles, routes: Routes, ring: linear.Ring, rows: int) -> driver.Kernel:
     return driver.kernel(
         "one.cu", linear.ONE, shared_bytes=ring.shared_bytes, KIND=kind, TEAMS=ring.teams, TEAM_WARPS=ring.warps,
         STAGES=ring.stages, TILE_BLOCKS=weight.tile_blocks, NORM=norm, GROUP=weight.group, TILES=weight.num_tiles,
-        ACTIVE=routes.num_active, SHARED=routes.num_shared, EXPERTS=routes.num_experts, SOFTMAX=int(routes.softmax),
+        ACTIVE=routes.num_active, SHARED=routes.num_shared, EXPERTS=routes.num_experts, SOFTMAX=int(routes.softmax), ROWS=rows,
     )  # fmt: skip
 
 
-def gate_up_one(
+def takes_few(gate_up: Tiles, down: Tiles, routes: Routes, rows: int) -> bool:
+    """Whether the kernels of 1 to 4 rows take so many."""
+    slots = routes.num_active + routes.num_shared
+    return (
+        rows * routes.num_active <= 32
+        and linear.takes_few(gate_up, rows)
+        and linear.takes_few(down, rows, slots, linear.FINAL_BUDGET)
+    )
+
+
+def gate_up_few(
     x: Tensor, norm: Tensor, weight: Tiles, out: Tensor, logits: Tensor, correction: Tensor | None, routes: Routes,
     *, eps: float, routed_scale: float = 1.0, choice: tuple[int, int] | None = None,
     budget: int = linear.ONE_BUDGET,
 ) -> Tensor:  # fmt: skip
-    """x fp32 [inputs]; out bf16 [shared + active, width], the shared expert first; the choice goes into `routes`, row 0."""
-    ring = linear.one_ring(weight, 1, choice or (1, linear.divisor(weight.tile_blocks, 16)), budget)
-    run = _one(1, 1, weight, routes, ring)
+    """x fp32 [1 to 4 rows, inputs]; out bf16 [rows, (shared + active) * width], the shared expert first; choices go into `routes`."""
+    rows = x.shape[0]
+    ring = linear.one_ring(weight, 1, choice or (1, linear.divisor(weight.tile_blocks, 16)), budget, rows)
+    run = _few(1, 1, weight, routes, ring, rows)
     tiles = (routes.num_active + routes.num_shared) * weight.num_tiles
     arguments = (
         weight.data, x, norm, None, None, out, logits, correction, routes.ids, routes.weights, linear.counter()
     )  # fmt: skip
     grid = min(driver.num_processors(), tiles)
     fixed = linear.fixed_tiles(ring, weight.tile_blocks, tiles, grid)
-    run((grid,), ring.threads, *arguments, tiles, fixed, 0, eps, routed_scale, shared_bytes=ring.shared_bytes)
+    run(
+        (grid,), ring.threads, *arguments, tiles, fixed, 0, eps, routed_scale, x.stride(0), out.stride(0),
+        shared_bytes=ring.shared_bytes,
+    )  # fmt: skip
     return out
 
 
-def down_one(
+def down_few(
     x: Tensor,
     weight: Tiles,
     out: Tensor,
@@ -49,16 +63,20 @@ def down_one(
     choice: tuple[int, int] | None = None,
     budget: int = linear.FINAL_BUDGET,
 ) -> Tensor:
-    """x bf16 [shared + active, width] as `gate_up_one` leaves it; out fp32 [outputs]."""
-    slots = routes.num_active + routes.num_shared
-    ring = linear.one_ring(weight, slots, choice or (1, linear.divisor(weight.tile_blocks, 11)), budget)
-    run = _one(2, 0, weight, routes, ring)
+    """x bf16 [1 to 4 rows, (shared + active) * width] as `gate_up_few` leaves it; out fp32 [rows, outputs]."""
+    rows, slots = x.shape[0], routes.num_active + routes.num_shared
+    assert residual is None or residual.stride(0) == out.stride(0)
+    ring = linear.one_ring(weight, slots, choice or (1, linear.divisor(weight.tile_blocks, 11)), budget, rows)
+    run = _few(2, 0, weight, routes, ring, rows)
     arguments = (
         weight.data, x, None, None, residual, out, None, None, routes.ids, routes.weights, linear.counter()
     )  # fmt: skip
     grid = min(driver.num_processors(), weight.num_tiles)
     fixed = linear.fixed_tiles(ring, slots * weight.tile_blocks, weight.num_tiles, grid)
-    run((grid,), ring.threads, *arguments, weight.num_tiles, fixed, 1, 0.0, 1.0, shared_bytes=ring.shared_bytes)
+    run(
+        (grid,), ring.threads, *arguments, weight.num_tiles, fixed, 1, 0.0, 1.0, x.stride(0), out.stride(0),
+        shared_bytes=ring.shared_bytes,
+    )  # fmt: skip
     return out
 
 

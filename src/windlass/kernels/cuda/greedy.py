@@ -29,12 +29,14 @@ def workspace(rows: int, device: torch.device) -> GreedyWorkspace:
     )
 
 
-def greedy(logits: Tensor, num_tokens: int, step: Step, counts: Tensor, space: GreedyWorkspace) -> Tensor:
+def greedy(
+    logits: Tensor, num_tokens: int, step: Step, counts: Tensor, space: GreedyWorkspace, out: Tensor | None = None
+) -> Tensor:
     """int32 [rows], -1 where the largest logit is not finite. Of logits fp32 [rows, at least num_tokens].
 
     The first `counts[0]` (on the device) rows of `step`, which has one token a sequence, become those of the next step.
     """
-    chosen = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
+    chosen = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device) if out is None else out
     run = driver.kernel("small.cu", "PQIPPPPPPPPPI", "greedy", packed=False)
     run(
         (SHARES, logits.shape[0]), 512, logits, logits.stride(0), num_tokens, space.partial, space.arrived, chosen, counts, step.tokens,

@@ -113,7 +113,7 @@ def kernel(kind: int, weight: Tiles, rows: int, *, items: int, shape: Shape | No
     """int8.cu for units of `rows` rows of x, and its bytes of shared memory."""
     shape = shape or SHAPES[rows]
     stage_bytes = -(-(-(-rows * 132 // 128) * 128 + shape.tiles * weight.block_bytes) // 1024) * 1024
-    rest = rows * (16 if kind == 4 else 4)
+    rest = rows * (16 if kind == 4 else 4) + 8
     stages = min(8, (WHOLE_BUDGET - rest) // (stage_bytes + 20))
     shared = stages * (stage_bytes + 20) + rest
     run = driver.kernel(

@@ -66,6 +66,18 @@ class Tiles:
         return replace(self, data=self.data[first:last])
 
 
+def joined(first: Tiles, second: Tiles) -> Tiles:
+    """The matrices of both: a view where the second lie behind the first in one tensor, else a copy."""
+    shape = (first.num_matrices + second.num_matrices, *first.data.shape[1:])
+    together = (
+        first.data.untyped_storage().data_ptr() == second.data.untyped_storage().data_ptr()
+        and first.data.is_contiguous()
+        and second.data.storage_offset() == first.data.storage_offset() + first.num_bytes
+    )
+    data = first.data.as_strided(shape, first.data.stride()) if together else torch.cat((first.data, second.data))
+    return replace(first, data=data)
+
+
 def block_bytes(group: int) -> int:
     return TILE_ROWS * BLOCK_INPUTS // 2 + BLOCK_INPUTS // group * TILE_ROWS * 2
 
@@ -98,6 +110,26 @@ def repack(codes: Tensor, scales: Tensor, *, paired: bool = False, out: Tiles | 
     else:
         part.copy_(_reference(codes, scales, out))
     return out
+
+
+def fits_tiles(rows: int, inputs: int, group: int = BLOCK_INPUTS) -> bool:
+    return rows % TILE_ROWS == 0 and inputs % group == 0
+
+
+def quantized(weight: Tensor, group: int = BLOCK_INPUTS, rows_at_once: int = 8192) -> Tiles:
+    """Of weight [rows, inputs], rounded to nearest; the number furthest from zero of a group is its lowest code."""
+    rows, inputs = weight.shape
+    codes = torch.empty(rows, inputs // 8, dtype=torch.int32, device=weight.device)
+    scales = torch.empty(rows, inputs // group, dtype=torch.bfloat16, device=weight.device)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=weight.device)
+    for first in range(0, rows, rows_at_once):
+        part = weight[first : first + rows_at_once].float().unflatten(1, (-1, group))
+        furthest = part.gather(2, part.abs().argmax(2, keepdim=True))
+        scale = (furthest / -8).to(torch.bfloat16)
+        nibbles = (part / scale.float()).nan_to_num(0, 0, 0).round_().clamp_(-8, 7).to(torch.int32) + 8
+        codes[first : first + rows_at_once] = (nibbles.view(-1, inputs // 8, 8) << shifts).sum(-1).to(torch.int32)
+        scales[first : first + rows_at_once] = scale[..., 0]
+    return repack(codes, scales)
 
 
 def random(
@@ -141,10 +173,10 @@ def _clear_padding(made: Tiles) -> None:
 class TileLoader:
     """Tiles filled from a checkpoint's rows as they are read; a matrix is repacked on the device once all of its rows are loaded."""
 
-    def __init__(self, num_matrices: int, rows: int, inputs: int, group: int, *, paired: bool, device: torch.device) -> None:
-        self.tiles = empty(num_matrices, rows, inputs, group, paired=paired, device=device)
-        self._codes = torch.empty(rows, inputs // 8, dtype=torch.int32, device=device)
-        self._scales = torch.empty(rows, inputs // group, dtype=torch.bfloat16, device=device)
+    def __init__(self, tiles: Tiles) -> None:
+        self.tiles, device = tiles, tiles.data.device
+        self._codes = torch.empty(tiles.rows, tiles.inputs // 8, dtype=torch.int32, device=device)
+        self._scales = torch.empty(tiles.rows, tiles.inputs // tiles.group, dtype=torch.bfloat16, device=device)
         self._num_put = 0
 
     def put(self, row: int, codes: Tensor, scale: Tensor, matrix: int) -> None:

@@ -1,6 +1,6 @@
 """x @ weight.T with 4-bit weights.
 
-`linear_one` fuses the norm before and the residual after. Up to 8 rows stream the weights past activations in registers; more rows use
+`linear_few` (1 to 4 rows) fuses the norm before and the residual after. Up to 8 rows stream the weights past activations in registers; more rows use
 Hopper's warpgroup matrix instructions (WGMMA). Sums are made in a fixed order.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from windlass.kernels.cuda import driver
 from windlass.kernels.cuda.layout import Tiles
 
-ONE = "PPPPPPPPPPPIIIff"
+ONE = "PPPPPPPPPPPIIIffII"
 MANY = "PPPPPPPPQQQQIIII"
 WIDE = "PPPPPPPPPPQQIIIII"
 SHARED_BUDGET = 112 * 1024
@@ -58,14 +58,30 @@ class Ring:
         return (self.teams * self.warps + self.producers) * 32
 
 
-def one_ring(weight: Tiles, segments: int = 1, choice: tuple[int, int] | None = None, budget: int = ONE_BUDGET) -> Ring:
-    """For one.cu; `choice` is teams and warps of each."""
+FEW_ROWS = 4
+"""The most rows of one.cu: a product has eight columns, and a row takes two."""
+LEAST_RING_BYTES = 64 * 1024
+"""Of weights under way, for several rows: their activations lie in shared memory too."""
+
+
+def one_ring(
+    weight: Tiles, segments: int = 1, choice: tuple[int, int] | None = None, budget: int = ONE_BUDGET, rows: int = 1
+) -> Ring:
+    """For one.cu; `choice` is teams and warps of each; `rows` of x."""
     warps = divisor(weight.tile_blocks, 11)
     teams, warps = choice or (2 if warps <= 8 and segments * weight.tile_blocks // warps >= 2 else 1, warps)
     stage = warps * weight.block_bytes + 16 + 4
-    fixed = segments * weight.tile_blocks * (256 + 4 + 8 * (128 // weight.group)) + 8 + 8 * teams * warps * 64 + 128 + 128 + 32
+    held = 8 if rows <= 2 else 4
+    fixed = segments * weight.tile_blocks * (256 + 4 + 8 * (128 // weight.group)) * rows + 8 + held * teams * warps * 64 * rows
+    fixed += 128 + 128 + 32 if rows == 1 else 128 + 32 + rows * (128 + 2 * 33 * 4)
     stages = min(32, (budget - fixed) // stage) // teams * teams
     return Ring(teams, warps, 1, stages, fixed + stages * stage)
+
+
+def takes_few(weight: Tiles, rows: int, segments: int = 1, budget: int = ONE_BUDGET) -> bool:
+    """Whether shared memory holds the activations of so many rows, and enough weights beside them."""
+    ring = one_ring(weight, segments, None, budget, rows)
+    return rows == 1 or ring.stages * ring.warps * weight.block_bytes >= LEAST_RING_BYTES
 
 
 def many_ring(
@@ -103,7 +119,7 @@ def fixed_tiles(ring: Ring, tile_blocks: int, tiles: int, grid: int) -> int:
     return max(1, min(ring.stages * ring.warps // tile_blocks, tiles // grid)) if tiles >= grid else 1
 
 
-def linear_one(
+def linear_few(
     x: Tensor,
     weight: Tiles,
     out: Tensor,
@@ -115,17 +131,19 @@ def linear_one(
     budget: int = 0,
     choice: tuple[int, int] | None = None,
 ) -> Tensor:
-    """x [inputs]: fp32 with `norm`, else bf16. out [rows]: bf16 or fp32; fp32 with `residual`, which may be `out` itself."""
-    ring = one_ring(weight, 1, choice, budget or (FINAL_BUDGET if norm is None else ONE_BUDGET))
+    """x [1 to 4 rows, inputs]: fp32 with `norm`, else bf16. out [rows, outputs]: bf16 or fp32; fp32 with `residual`, which may be `out` itself."""
+    rows = x.shape[0]
+    assert residual is None or residual.stride(0) == out.stride(0)
+    ring = one_ring(weight, 1, choice, budget or (FINAL_BUDGET if norm is None else ONE_BUDGET), rows)
     run = driver.kernel(
         "one.cu", ONE, shared_bytes=ring.shared_bytes, KIND=0, TEAMS=ring.teams, TEAM_WARPS=ring.warps,
-        STAGES=ring.stages, TILE_BLOCKS=weight.tile_blocks, NORM=int(norm is not None), GROUP=weight.group,
+        STAGES=ring.stages, TILE_BLOCKS=weight.tile_blocks, NORM=int(norm is not None), GROUP=weight.group, ROWS=rows,
     )  # fmt: skip
     grid = min(driver.num_processors(), weight.num_tiles)
     fixed = fixed_tiles(ring, weight.tile_blocks, weight.num_tiles, grid)
     run(
         (grid,), ring.threads, weight.data, x, norm, bias, residual, out, None, None, None, None, counter(),
-        weight.num_tiles, fixed, int(out.dtype == torch.float32), eps, 1.0, shared_bytes=ring.shared_bytes,
+        weight.num_tiles, fixed, int(out.dtype == torch.float32), eps, 1.0, x.stride(0), out.stride(0), shared_bytes=ring.shared_bytes,
     )  # fmt: skip
     return out
 

@@ -103,9 +103,10 @@ def parts_of(inputs: int) -> int:
     return -(-inputs // 1024)
 
 
-def router_one(x: Tensor, norm: Tensor, weight: Tensor, logits: Tensor, eps: float) -> Tensor:
-    """Logits fp32 [experts] of norm(x), x fp32 [inputs], weight fp32 [experts, inputs]; inputs in fours, at most 8,192."""
-    run = driver.kernel("small.cu", "PPPPIf", "router_one", packed=False, PARTS=parts_of(weight.shape[1]))
+def router_few(x: Tensor, norm: Tensor, weight: Tensor, logits: Tensor, eps: float) -> Tensor:
+    """Logits fp32 [rows, experts] of norm(x), x fp32 [1 to 4 rows, inputs], weight fp32 [experts, inputs]; inputs in fours, at most 8,192."""
+    assert x.is_contiguous()
+    run = driver.kernel("small.cu", "PPPPIf", "router_few", packed=False, PARTS=parts_of(weight.shape[1]), ROUTED=x.shape[0])
     run((weight.shape[0],), 256, x, norm, weight, logits, weight.shape[1], eps)
     return logits
 

@@ -1,13 +1,13 @@
 """The decoder's forward pass in a few kernels per layer (kernels/cuda): the same weights and the same mathematics as nn/decoder.py.
 
 The residual stream is fp32; what a half layer adds to it stays in partial sums until the next norm reads them, which saves a pass over
-memory. One row: norms are fused into the products; up to 64 rows (8 of a dense model): weights are streamed; more: activations are rounded to 8
+memory. 1 to 4 rows: norms are fused into the products; up to 64 rows (8 of a dense model): weights are streamed; more: activations are rounded to 8
 bits and multiplied in integers where weights have groups of 128, else in bf16. core/fused.py says which models are supported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from windlass.core.model import ModelSpec
 from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.cuda import attention as heads
 from windlass.kernels.cuda import driver, int8, linear, norm
-from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.cuda.layout import Tiles, fits_tiles, quantized
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
 from windlass.nn.fused.feed_forward import DenseFeed, OffloadedFeed, RoutedFeed, SlicedFeed, dense_feed, routed_feed, wide_product
@@ -95,12 +95,30 @@ class FusedLayer:
         self.most_streamed = DENSE_ROWS if self.in_int8 and isinstance(self.feed, DenseFeed) else MAX_ROWS
         """Rows of a step up to which weights are streamed."""
 
-    def one(self, h: Tensor, cache: KvCache, space: AttentionLaunch) -> None:
-        """h fp32 [hidden], in place."""
-        qkv = self._empty_qkv(1, space)
-        linear.linear_one(h, self.qkv, qkv[0], bias=self.mixer.qkv.bias, norm=self.norm, eps=self.eps)
-        linear.linear_one(self._attended(qkv, cache, space)[0], self.out, h, residual=h)
-        self.feed.one(h, self.ffn_norm, self.eps)
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What is launched depends on it: the feed-forward's type, and the shapes of all matrices."""
+        mixer, feed = self.mixer, self.feed
+        shapes = [(one.data.shape, one.rows, one.inputs, one.group) for one in (self.qkv, self.out, feed.gate_up, feed.down)]
+        norms = mixer.q_norm is not None, mixer.k_norm is not None
+        alone = id(self) if isinstance(feed, OffloadedFeed | SlicedFeed) else 0  # these depend on what lies where
+        return (type(feed), *shapes, mixer.qkv.bias is not None, norms, alone)
+
+    def takes_few(self, rows: int) -> bool:
+        """Whether `few` takes so many."""
+        return (
+            rows <= linear.FEW_ROWS
+            and linear.takes_few(self.qkv, rows)
+            and linear.takes_few(self.out, rows, budget=linear.FINAL_BUDGET)
+            and self.feed.takes_few(rows)
+        )
+
+    def few(self, h: Tensor, cache: KvCache, space: AttentionLaunch) -> None:
+        """h fp32 [1 to 4 rows, hidden], in place. A step of decoding sequences."""
+        qkv = self._empty_qkv(h.shape[0], space)
+        linear.linear_few(h, self.qkv, qkv, bias=self.mixer.qkv.bias, norm=self.norm, eps=self.eps)
+        linear.linear_few(self._attended(qkv, cache, space), self.out, h, residual=h)
+        self.feed.few(h, self.ffn_norm, self.eps)
 
     def several(self, stream: ResidualStream, cache: KvCache, space: AttentionLaunch) -> None:
         """2 to 64 rows."""
@@ -157,36 +175,11 @@ class FusedLayer:
         """One new token per sequence."""
         mixer, rotary, step = self.mixer, self.mixer.rotary, space.decoding
         assert rotary is not None and cache.values is not None
-        if step.is_chained:
-            self._decoded_chained(qkv, cache, space, out)
-            return
         heads.decode_attention(
             qkv, rotary.table, step.positions, step.slots, step.lengths, step.blocks, cache.keys, cache.values, out, space.attention,
             scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved, scales=cache.scales,
+            chained=step.is_chained,
         )  # fmt: skip
-
-    def _decoded_chained(self, qkv: Tensor, cache: KvCache, space: AttentionLaunch, out: Tensor) -> None:
-        """Rows of one sequence read each other's keys: all are rotated and stored first. Attention then rotates by nothing and stores the same
-        again. It reads the cache before it waits for the kernel before it, so that here it must not start early."""
-        mixer, rotary, step = self.mixer, self.mixer.rotary, space.decoding
-        assert rotary is not None and cache.values is not None
-        heads.rotate_store(
-            qkv,
-            rotary.table,
-            step.positions,
-            step.slots,
-            cache.keys,
-            cache.values,
-            mixer.num_kv_heads,
-            interleaved=rotary.interleaved,
-            scales=cache.scales,
-        )
-        with driver.dependent_launches(False):
-            heads.decode_attention(
-                qkv, space.unrotated, space.start[: qkv.shape[0]], step.slots, step.lengths, step.blocks, cache.keys, cache.values, out,
-                space.attention, scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
-                scales=cache.scales,
-            )  # fmt: skip
 
     def _prefilled(self, qkv: Tensor, prompts: Prompts, cache: KvCache, out: Tensor) -> None:
         """Several tokens per sequence."""
@@ -228,9 +221,6 @@ class AttentionLaunch:
     decoding: Step
     """Sequences with one row each: they come first."""
     prompts: Prompts | None
-    unrotated: Tensor
-    """A rotary table of one position that rotates by nothing, and positions in it, for rows that are chained."""
-    start: Tensor
 
     @property
     def padding(self) -> int:
@@ -265,12 +255,13 @@ class FusedDecoder:
         device = self.layers[0].qkv.data.device
         # Counters of finished splits; zero between launches.
         self._arrived = torch.zeros(1024 * self.num_kv_heads, dtype=torch.int32, device=device)
-        rotary = self.layers[0].mixer.rotary
-        assert rotary is not None
-        self._unrotated = torch.stack((torch.ones_like(rotary.table[:1, 0]), torch.zeros_like(rotary.table[:1, 0])), dim=1)
-        self._start = torch.zeros(1024, dtype=torch.int32, device=device)
+        self._most_few = max(
+            rows for rows in range(1, linear.FEW_ROWS + 1) if all(layer.takes_few(rows) for layer in self.layers)
+        )
         self.hidden: Tensor | None = None
         """bf16 [rows, hidden] for the rows of a step after the final norm, which the MTP layer reads; None: nobody does."""
+        self.draft_head: Tiles | None = None
+        """The head in 4 bits, for drafts: a draft that is wrong for it costs time, not the answer."""
 
     def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         """fp32 [logit rows, vocabulary] of a step without padding; empty on other ranks than the first."""
@@ -285,11 +276,14 @@ class FusedDecoder:
         rows = step.tokens.shape[0]
         h = self._entering(step)
         with driver.dependent_launches(rows <= DEPENDENT_ROWS), sdpa_kernel(BACKENDS, set_priority=True):
-            if rows == 1 and h.shape[1] <= ONE_ROW_WIDTH:
-                stream = self._one(h, step, caches)
-            else:
-                stream = self._more(ResidualStream(h, self.eps), step, caches)
-            return self._leaving(stream, step)
+            space = self.space(step)
+            way = self._few if self.takes_few(rows, h.shape[1], space) else self._more
+            return self._leaving(way(ResidualStream(h, self.eps), space, caches), step)
+
+    def takes_few(self, rows: int, width: int, space: AttentionLaunch) -> bool:
+        """Whether a step of so many rows takes the kernels of 1 to 4 rows."""
+        most = self._most_few if space.prompts is None else 1
+        return rows <= most and width <= ONE_ROW_WIDTH
 
     def _abandon(self) -> None:
         """Weights that were on their way to the device, and the CPU's answers, would come into the next step."""
@@ -318,8 +312,10 @@ class FusedDecoder:
         hidden = stream.settled(self.layers[-1].ffn_norm)
         return hidden[:0] if driver.is_collecting() else self.decoder.stage.leave(self, hidden, step)
 
-    def prepare(self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache]) -> None:
-        """Compiles what these steps need, and steps of up to so many rows, several kernels at a time."""
+    def prepare(
+        self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache], then: Iterable[Callable[[], object]] = ()
+    ) -> None:
+        """Compiles what these steps need, what is called after them, and steps of up to so many rows, several kernels at a time."""
         needed: set[int8.Variant] = set()
         for layer in {type(layer.feed): layer for layer in self.layers if layer.in_int8}.values():
             counts = range(layer.most_streamed + 1, max_rows + 1)
@@ -330,6 +326,8 @@ class FusedDecoder:
         with driver.collecting() as units:
             for step in steps:
                 self(step, caches)
+            for call in then:
+                call()
         with ThreadPoolExecutor(1) as other:  # Triton's compiler uses one core, and nearly as long as the others together
             begun = other.submit(self._compile_begun, steps[0], caches[0], max_rows)
             driver.compile_all(units | {variant.unit for variant in needed})
@@ -347,23 +345,31 @@ class FusedDecoder:
                 qkv = torch.zeros(rows, layer.qkv.rows, dtype=torch.bfloat16, device=device)
                 layer.general_attention(layer.heads_of(qkv), continued(step, rows, length), cache)
 
+    def make_draft_head(self) -> None:
+        head = self.decoder.head
+        if self.draft_head is None and isinstance(head, Tensor) and fits_tiles(*head.shape):
+            self.draft_head = quantized(head)
+
     def experts_touched(self, rows: int) -> float | None:
         """Average number of experts used per routed layer by the last step of up to 64 rows. Synchronizes."""
         ids = [layer.feed.chosen(rows).ids for layer in self.layers if isinstance(layer.feed, RoutedFeed)]
         return sum(chosen.unique().numel() for chosen in ids) / len(ids) if ids and rows <= MAX_ROWS else None
 
-    def _one(self, h: Tensor, step: Step, caches: Sequence[KvCache]) -> ResidualStream:
-        """h fp32 [1, hidden], in place."""
-        space = self.space(step)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            layer.one(h[0], cache, space)
-        return ResidualStream(h, self.eps)
+    def _few(self, stream: ResidualStream, space: AttentionLaunch, caches: Sequence[KvCache]) -> ResidualStream:
+        for layer, cache in self._passed_layers(caches):
+            layer.few(stream.h, cache, space)
+        return stream
 
-    def _more(self, stream: ResidualStream, step: Step, caches: Sequence[KvCache]) -> ResidualStream:
-        rows, space = stream.h.shape[0], self.space(step)
-        for layer, cache in zip(self.layers, caches, strict=True):
+    def _more(self, stream: ResidualStream, space: AttentionLaunch, caches: Sequence[KvCache]) -> ResidualStream:
+        rows = stream.h.shape[0]
+        for layer, cache in self._passed_layers(caches):
             (layer.several if rows <= layer.most_streamed else layer.wide)(stream, cache, space)
         return stream
+
+    def _passed_layers(self, caches: Sequence[KvCache]) -> Iterable[tuple[FusedLayer, KvCache]]:
+        """Where kernels are only noted, layers of one kind need the same."""
+        every = zip(self.layers, caches, strict=True)
+        return {layer.kind: (layer, cache) for layer, cache in every}.values() if driver.is_collecting() else every
 
     def _logits(self, stream: ResidualStream, step: Step) -> Tensor:
         rows, width = stream.h.shape
@@ -395,6 +401,4 @@ class FusedDecoder:
         partial = torch.empty(size, dtype=torch.float32, device=step.lengths.device)
         whole = decoding == len(lengths)
         first, prompts = (step, None) if whole else (step.part(0, decoding), prompts_of(step, decoding))
-        return AttentionLaunch(
-            heads.AttentionWorkspace(partial, self._arrived), splits, shape, first, prompts, self._unrotated, self._start
-        )
+        return AttentionLaunch(heads.AttentionWorkspace(partial, self._arrived), splits, shape, first, prompts)

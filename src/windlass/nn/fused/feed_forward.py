@@ -11,7 +11,7 @@ from torch import Tensor
 from windlass.core import integer_units
 from windlass.core.model import Scoring
 from windlass.core.tiers.guesses import GUESS_ROWS
-from windlass.kernels.cuda import experts, int8, linear, route
+from windlass.kernels.cuda import experts, int8, layout, linear, route
 from windlass.kernels.cuda import norm as norms
 from windlass.kernels.cuda.int8 import RoundedRows
 from windlass.kernels.cuda.layout import Tiles
@@ -57,11 +57,15 @@ class DenseFeed:
         if down.width > down.inputs:  # the padding stays zero
             self._padded = torch.zeros(MAX_ROWS, down.width, dtype=torch.bfloat16, device=down.data.device)
 
-    def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
-        routes = self._all_rows(1, 8)
-        act = self._act(1)
-        experts.gate_up_one(h, norm, self.gate_up, act, h, None, routes, eps=eps)
-        experts.down_one(act, self.down, h, routes, residual=h)
+    def takes_few(self, rows: int) -> bool:
+        return experts.takes_few(self.gate_up, self.down, self._all_rows(rows, 8), rows)
+
+    def few(self, h: Tensor, norm: Tensor, eps: float) -> None:
+        """h fp32 [1 to 4 rows, hidden], in place."""
+        rows = h.shape[0]
+        routes, act = self._all_rows(rows, 8), self._act(rows)
+        experts.gate_up_few(h, norm, self.gate_up, act, h, None, routes, eps=eps)
+        experts.down_few(act, self.down, h, routes, residual=h)
 
     def several(self, x: Tensor, h: Tensor) -> Parts:
         del h
@@ -143,13 +147,17 @@ class RoutedFeed:
     def width(self) -> int:
         return self.gate_up.rows // 2
 
-    def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
-        device = h.device
-        logits = torch.empty(self.num_experts, dtype=torch.float32, device=device)
-        act = _halves(self.slots, self.width, device=device)
-        route.router_one(h, norm, self.router, logits, eps)
-        experts.gate_up_one(h, norm, self.gate_up, act, logits, self.correction, self.routes, eps=eps, routed_scale=self.scale)
-        experts.down_one(act, self.down, h, self.routes, residual=h)
+    def takes_few(self, rows: int) -> bool:
+        return experts.takes_few(self.gate_up, self.down, self.routes, rows)
+
+    def few(self, h: Tensor, norm: Tensor, eps: float) -> None:
+        """h fp32 [1 to 4 rows, hidden], in place."""
+        rows, device = h.shape[0], h.device
+        logits = torch.empty(rows, self.num_experts, dtype=torch.float32, device=device)
+        act = _halves(rows, self.slots * self.width, device=device)
+        route.router_few(h, norm, self.router, logits, eps)
+        experts.gate_up_few(h, norm, self.gate_up, act, logits, self.correction, self.routes, eps=eps, routed_scale=self.scale)
+        experts.down_few(act, self.down, h, self.routes, residual=h)
 
     def several(self, x: Tensor, h: Tensor) -> Parts:
         del h
@@ -247,11 +255,14 @@ class OffloadedFeed(RoutedFeed):
             feed.shared.up.weight, feed.shared.down.weight = shared
         return tiers.slots.gate_up, tiers.slots.down
 
-    def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
-        rows, x = h[None], _halves(1, h.shape[0], device=h.device)
-        norms.add_norm(rows, norm, x, eps)
-        parts, weights = self.several(x, rows)
-        norms.add_norm(rows, norm, None, eps, parts=parts, weights=weights)
+    def takes_few(self, rows: int) -> bool:
+        return rows == 1
+
+    def few(self, h: Tensor, norm: Tensor, eps: float) -> None:
+        x = _halves(*h.shape, device=h.device)
+        norms.add_norm(h, norm, x, eps)
+        parts, weights = self.several(x, h)
+        norms.add_norm(h, norm, None, eps, parts=parts, weights=weights)
 
     def several(self, x: Tensor, h: Tensor) -> Parts:
         tiers, rows = self._tiers, x.shape[0]
@@ -304,10 +315,13 @@ class SlicedFeed:
         self._fetched: dict[int, DenseFeed] = {}
         self.gate_up, self.down = self._staged.buffer(tiles.layer, 0)
 
-    def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
-        rows, x = h[None], _halves(1, h.shape[0], device=h.device)
-        norms.add_norm(rows, norm, x, eps)
-        norms.add_norm(rows, norm, None, eps, parts=self.several(x, rows)[0])
+    def takes_few(self, rows: int) -> bool:
+        return rows == 1
+
+    def few(self, h: Tensor, norm: Tensor, eps: float) -> None:
+        x = _halves(*h.shape, device=h.device)
+        norms.add_norm(h, norm, x, eps)
+        norms.add_norm(h, norm, None, eps, parts=self.several(x, h)[0])
 
     def several(self, x: Tensor, h: Tensor) -> Parts:
         share = self._tiles.shares.of(x.shape[0])
@@ -380,8 +394,7 @@ def _with_shared(feed: MixtureOfExperts) -> tuple[Tiles, Tiles]:
         return feed.gate_up, feed.down
     joined: list[Tiles] = []
     for routed, shared in ((feed.gate_up, feed.shared.up), (feed.down, feed.shared.down)):
-        data = torch.cat((routed.data, shared.weight.data))
-        whole = Tiles(data, routed.rows, routed.inputs, routed.group, routed.paired)
+        whole = layout.joined(routed, shared.weight)
         joined.append(whole)
         shared.weight = whole.part(routed.num_matrices, routed.num_matrices + 1)
     feed.gate_up, feed.down = (whole.part(0, whole.num_matrices - 1) for whole in joined)

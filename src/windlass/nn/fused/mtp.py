@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from windlass.core.fused import ONE_ROW_WIDTH
 from windlass.errors import Impossible
 from windlass.kernels.cuda import driver, linear
 from windlass.kernels.cuda.layout import Tiles
@@ -47,6 +46,7 @@ class FusedMtp:
         self._fused, self._mtp = fused, layer
         self._layer = FusedLayer(layer.layer, fused.eps)
         self._project: Tiles | Tensor = layer.project.weight
+        self._most_few = max(rows for rows in range(1, linear.FEW_ROWS + 1) if self._takes_few(rows))
 
     def __call__(self, hidden: Tensor, step: Step, caches: Sequence[KvCache]) -> tuple[Tensor, Tensor]:
         """The layer's hidden states bf16 [rows, width] after its norm, and fp32 [logit rows, vocabulary]; `hidden` of the step's rows."""
@@ -56,25 +56,33 @@ class FusedMtp:
         with driver.dependent_launches(rows <= DEPENDENT_ROWS), sdpa_kernel(BACKENDS, set_priority=True):
             x = self._hidden(joined, cache, self._fused.space(step))
             chosen = x if step.logit_rows.shape[0] == rows else x[step.logit_rows]
-            return x, wide_product(chosen, self._fused.decoder.head)
+            return x, self._logits(chosen)
+
+    def _takes_few(self, rows: int) -> bool:
+        is_projected = not isinstance(self._project, Tiles) or linear.takes_few(self._project, rows, budget=linear.FINAL_BUDGET)
+        return is_projected and self._layer.takes_few(rows)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        head, rows = self._fused.draft_head, x.shape[0]
+        if head is None or not 0 < rows <= linear.FEW_ROWS:
+            return wide_product(x, self._fused.decoder.head)
+        return linear.linear_few(x, head, torch.empty(rows, head.rows, dtype=torch.float32, device=x.device))
 
     def _projected(self, joined: Tensor) -> ResidualStream:
         """Quantizers often leave the projection as it is."""
         if isinstance(self._project, Tensor):
             return ResidualStream(wide_product(joined, self._project), self._fused.eps)
         shape, rows = (joined.shape[0], self._project.rows), joined.shape[0]
-        if rows == 1:
+        if rows <= self._most_few:
             h = torch.empty(shape, dtype=torch.float32, device=joined.device)
-            linear.linear_one(joined[0], self._project, h[0])
-            return ResidualStream(h, self._fused.eps)
+            return ResidualStream(linear.linear_few(joined, self._project, h), self._fused.eps)
         start = torch.zeros(shape, dtype=torch.float32, device=joined.device)
         return ResidualStream(start, self._fused.eps, parts=linear.linear_parts(joined, self._project))
 
     def _hidden(self, joined: Tensor, cache: KvCache, space: AttentionLaunch) -> Tensor:
-        rows, weight, eps = joined.shape[0], self._mtp.norm.weight, self._fused.eps
-        stream = self._projected(joined)
-        if rows == 1 and stream.h.shape[1] <= ONE_ROW_WIDTH:
-            self._layer.one(stream.h[0], cache, space)
-            return ResidualStream(stream.h, eps).normed(weight)
-        (self._layer.several if rows <= MAX_ROWS else self._layer.wide)(stream, cache, space)
-        return stream.normed(weight)
+        rows, stream = joined.shape[0], self._projected(joined)
+        if rows <= self._most_few and self._fused.takes_few(rows, stream.h.shape[1], space):
+            self._layer.few(stream.settled(self._mtp.norm.weight), cache, space)
+        else:
+            (self._layer.several if rows <= MAX_ROWS else self._layer.wide)(stream, cache, space)
+        return stream.normed(self._mtp.norm.weight)

@@ -1,8 +1,8 @@
 """Weights from a checkpoint of any format (core.ports.Weights): this rank's shards, loaded in place.
 
-Memory: the tensors returned, plus a slice in flight (prefetch.SLICE_BYTES; at most 32 MiB with decoding). Files are read with
-pread, never mapped. Of a matrix split along its inputs whole rows are read and this rank's columns kept; otherwise only this
-rank's rows are read.
+Memory: the tensors returned, plus a slice in flight (prefetch.SLICE_BYTES; at most 32 MiB with decoding), or the buffers of
+`begin` (192 MiB). Files are read with pread, never mapped. Of a matrix split along its inputs whole rows are read and this rank's
+columns kept; otherwise only this rank's rows are read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.packing.matrix import StackedMatrix
 from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
+from windlass.kernels.program import loader
 from windlass.kernels.triton.available import has_packed_kernels
+from windlass.weights.load.background import BackgroundLoad
 from windlass.weights.load.dense import load_dense, load_vector
 from windlass.weights.load.prefetch import trim_heap
 from windlass.weights.load.quantized import load_packed, packed_bytes
-from windlass.weights.load.tiled import can_tile, is_gate_up, load_tiles
+from windlass.weights.load.tiled import can_tile, empty_tiles, is_gate_up, load_tiles
 from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import ModelTensor
 from windlass.weights.tensors.shards import RankShare, TensorShard, shard_of
@@ -40,7 +42,7 @@ Progress = Callable[[int, int], None]
 Matrix = Tensor | Panels | PackedRows | StackedMatrix | Tiles
 Loaded = TypeVar("Loaded", bound=Matrix)
 
-EMBED, HEAD = "embed.weight", "head.weight"
+EMBED, HEAD, SHARED = "embed.weight", "head.weight", "layers.{layer}.ffn.shared.{part}.weight"
 
 
 class _Alike(NamedTuple):
@@ -78,13 +80,38 @@ class CheckpointWeights:
         self._keep_quantized = keep_quantized
         self._layers = layers or (0, opened.spec.num_layers)
         self.tiled = tiled and keep_quantized and self._can_be_tiled()
-        self._progress, self._done, self._total = progress, 0, 0
+        self._progress, self._done, self._total, self._told = progress, 0, 0, 0
         self._counted: set[str] = set()
         self._embedding: Matrix | None = None
+        self._background: BackgroundLoad | None = None
+        self._rooms: dict[tuple[str, ...], Tiles] = {}
+        """Behind the experts of a layer, for its shared expert."""
         trim_heap()  # return the memory of a previous model
         if progress is not None:
             self._total = self.total_bytes()
             progress(0, self._total)
+
+    # --- weights that are on their way when they are returned
+
+    def begin(self, side: loader.DeviceSide | None = None) -> None:
+        """What is large is read by threads of its own from now on, where that is possible: returned at once, and there after `finish`."""
+        if self.tiled and (side is not None or (self.device.type == "cuda" and loader.available())):
+            self._background = BackgroundLoad(side or loader.CudaSide(self.device), self._tell)
+
+    def finish(self) -> None:
+        """Returns when all that was asked for is there; raises what went wrong."""
+        if self._background is not None:
+            self._background.finish()
+            self._tell()
+
+    @property
+    def background_state(self) -> loader.LoaderState | None:
+        return None if self._background is None else self._background.state
+
+    def close(self) -> None:
+        """Ends reading, also before its end. May be called twice."""
+        if self._background is not None:
+            self._background.close()
 
     # --- core.ports.Weights
 
@@ -116,6 +143,8 @@ class CheckpointWeights:
         codes = self._codes(every)
         if codes is None:
             return self._report(every, self._dense(found))
+        if self._background is not None and only is None:
+            return self._report(every, self._experts_and_room(layer, found, codes, parts))
         return self._report(every, self._packed(found, codes, parts, len(found)))
 
     def expert_vectors(self, layer: int, *parts: str) -> Tensor | None:
@@ -220,7 +249,15 @@ class CheckpointWeights:
         runs = [] if self.tiled else self._runs_alike(shards)
         if any(self._codes(run) is not None for run in runs):
             return self._report(shards, StackedMatrix(tuple(self._part(run) for run in runs)))
-        return self._report(shards, self._dense([shards])[0])
+        return self._report(shards, self._plain(shards[0]) if tuple(names) in ((EMBED,), (HEAD,)) else self._dense([shards])[0])
+
+    def _plain(self, shard: TensorShard) -> Tensor:
+        """A matrix that nothing reads while the decoder is built."""
+        if self._background is not None:
+            out = torch.empty(shard.num_rows, shard.num_in, dtype=self._dense_dtype([shard]), device=self.device)
+            if self._background.put_plain(self._store, shard, out):
+                return out
+        return self._dense([[shard]])[0]
 
     def _runs_alike(self, shards: list[TensorShard]) -> list[list[TensorShard]]:
         """Neighbours that are held in one form; a part each of a stacked matrix."""
@@ -234,8 +271,23 @@ class CheckpointWeights:
         self, rows_of: list[list[TensorShard]], codes: CodeFormat, names: Sequence[str], num_experts: int
     ) -> Panels | PackedRows | Tiles:
         if self.tiled:
-            return load_tiles(self._store, rows_of, codes, paired=is_gate_up(names), device=self.device)
+            room = self._rooms.pop(tuple(names), None)
+            made = room or empty_tiles(rows_of[0], codes, len(rows_of), paired=is_gate_up(names), device=self.device)
+            is_copied = room is None and ".ffn.shared." in names[0]
+            return load_tiles(self._store, rows_of, codes, made, None if is_copied else self._background)
         return load_packed(self._store, rows_of, codes, num_experts, self.device)
+
+    def _experts_and_room(self, layer: int, found: list[list[TensorShard]], codes: CodeFormat, parts: Sequence[str]) -> Tiles:
+        """The fused pass wants the shared expert behind the others: it is loaded there, not copied later, when it may not have arrived."""
+        names = tuple(SHARED.format(layer=layer, part=part) for part in parts)
+        shared = [self._find(tensor) for name in names if (tensor := self._index.find(name)) is not None]
+        alike = [(shard.num_rows, shard.num_in) for shard in shared] == [(shard.num_rows, shard.num_in) for shard in found[0]]
+        has_room = alike and self._codes(shared) == codes
+        made = empty_tiles(found[0], codes, len(found) + has_room, paired=is_gate_up(parts), device=self.device)
+        if has_room:
+            self._rooms[names] = made.part(len(found), len(found) + 1)
+        is_copied = bool(shared) and not has_room
+        return load_tiles(self._store, found, codes, made.part(0, len(found)), None if is_copied else self._background)
 
     def _codes(self, shards: list[TensorShard]) -> CodeFormat | None:
         """None: load as plain numbers, because stored so, requested, or the device has no kernels for quantized weights."""
@@ -296,8 +348,16 @@ class CheckpointWeights:
                 if shard.tensor.name not in self._counted:
                     self._counted.add(shard.tensor.name)
                     self._done += self._bytes(shard)
-            self._progress(self._done, self._total)
+            if self._background is None:
+                self._tell()
         return loaded
+
+    def _tell(self) -> None:
+        """What is on its way counts when it has been read."""
+        if self._progress is not None:
+            waiting = 0 if self._background is None else self._background.num_waiting
+            self._told = max(self._told, self._done - waiting)
+            self._progress(self._told, self._total)
 
 
 def _is_tiled(shard: TensorShard) -> bool:

@@ -9,6 +9,7 @@ import torch
 from windlass.core.fused import TILE_ROWS
 from windlass.core.ports import TensorStore
 from windlass.kernels.cuda.layout import TileLoader, Tiles, empty, repack
+from windlass.weights.load.background import BackgroundLoad
 from windlass.weights.load.coded_rows import CodedRows
 from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, prefetch
 from windlass.weights.load.quantized import Job, coded_jobs
@@ -33,26 +34,35 @@ def is_gate_up(names: Sequence[str]) -> bool:
 
 
 def load_tiles(
-    store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], codes: CodeFormat, *, paired: bool, device: torch.device
+    store: TensorStore,
+    rows_of: Sequence[Sequence[TensorShard]],
+    codes: CodeFormat,
+    out: Tiles,
+    background: BackgroundLoad | None = None,
 ) -> Tiles:
     """For each expert (or for a single matrix) its shards, concatenated along the output."""
-    first = rows_of[0]
-    num_out, num_in = sum(shard.num_rows for shard in first), first[0].num_in
+    if background is not None and background.put_tiles(store, rows_of, out):
+        return out
     together = expert_bytes(store, rows_of, codes, DEVICE_SLICE_BYTES)
     if together is not None:
-        tiles = empty(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
-        for number, rows in read_experts(store, rows_of, together, DEVICE_SLICE_BYTES, device):
+        for number, rows in read_experts(store, rows_of, together, DEVICE_SLICE_BYTES, out.data.device):
             assert rows.scale is not None
-            repack(rows.codes, rows.scale, paired=paired, out=tiles, first=number)
-        return tiles
-    filling = TileLoader(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
+            repack(rows.codes, rows.scale, paired=out.paired, out=out, first=number)
+        return out
+    filling = TileLoader(out)
     jobs = [job for number, shards in enumerate(rows_of) for job in coded_jobs(store, shards, number, DEVICE_SLICE_BYTES)]
-    if device.type == "cuda":
+    if out.data.is_cuda:
         jobs = [_pinned(job) for job in jobs]
     for number, row, rows in prefetch(jobs, DEVICE_WORKERS):
         assert number is not None and rows.scale is not None
         filling.put(row, rows.codes, rows.scale, number)
-    return filling.tiles
+    return out
+
+
+def empty_tiles(shards: Sequence[TensorShard], codes: CodeFormat, count: int, *, paired: bool, device: torch.device) -> Tiles:
+    """Of so many matrices like these shards, concatenated along the output."""
+    num_out, num_in = sum(shard.num_rows for shard in shards), shards[0].num_in
+    return empty(count, num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
 
 
 def _pinned(job: Job) -> Job:

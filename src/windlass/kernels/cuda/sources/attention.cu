@@ -4,9 +4,14 @@
 //
 // Compiled with: HEADS (query heads of a kv head, at most 16), KV_HEADS, ROTARY (rotated dims), INTERLEAVED, WARPS (4 or 8), DEPTH, FP8. Head dim is 128, pages 16
 // tokens: keys [page, kv head, dim, token], values [page, kv head, token, dim], in bf16 or, with FP8, e4m3 with the exponent of a power of two for each token:
-// scales [page, kv head, 2, token]. Codes become fp16 on their way to the tensor cores; powers of keys multiply scores, those of values are added to their logarithms.
+// scales [page, kv head, 2, token]. CHAINED: rows may be consecutive tokens of one sequence, up to CHAINED of them. Each row then takes the keys and values of
+// those before it from qkv, as they are not in the cache yet. Codes become fp16 on their way to the tensor cores; powers of keys multiply scores, those of values are added to their logarithms.
 
 constexpr u32 DIM = 128, PAGE = 16;
+#ifndef CHAINED
+#define CHAINED 0
+#endif
+constexpr u32 FRESH = CHAINED ? CHAINED : 1;  // new tokens that a row may see
 #if FP8
 typedef u8 Cached;
 constexpr u32 SCALE_BYTES = 2 * PAGE;
@@ -127,6 +132,23 @@ DEVICE u32 value_place(u32 d, u32 t) {
     return PAGE_BYTES + t * 256 + ((d / 8) ^ (t & 7)) * 16 + d % 8 * 2;
 #endif
 }
+#if CHAINED
+// A new token's key and value into its page in shared memory, by a warp.
+DEVICE void put_fresh(u8* page, const u16* key, const u16* value, u32 t, u32 lane) {
+#if FP8
+    const u32 key_scale = scale_of(key, lane), value_scale = scale_of(value, lane);
+    if (lane < 2) page[2 * PAGE_BYTES + lane * PAGE + t] = (u8)(lane ? value_scale : key_scale);
+#endif
+#pragma unroll
+    for (u32 d = lane; d < DIM; d += 32) {
+#if FP8
+        page[key_place(d, t)] = to_code(key[d], key_scale), page[value_place(d, t)] = to_code(value[d], value_scale);
+#else
+        *(u16*)(page + key_place(d, t)) = key[d], *(u16*)(page + value_place(d, t)) = value[d];
+#endif
+    }
+}
+#endif
 // Scores of a page's tokens: column n of tile i is token i * 8 + n, with FP8 n * 2 + i.
 DEVICE void multiply_keys(float (&s)[2][4], const u32 (&q)[8][4], u32 keys, u32 lane) {
     float odd[2][4] = {};  // two chains of sums each
@@ -193,8 +215,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
     u8* queries = memory + (PAGES_BYTES > GATHERED_BYTES ? PAGES_BYTES : GATHERED_BYTES);
     float* tops = (float*)(queries + 16 * Q_STRIDE);  // [WARPS][16], then sums [WARPS][16]
     __shared__ u32 is_last;
-    __shared__ float cosines[ROTARY];
-    __shared__ __align__(16) u16 fresh[2][DIM];  // the new token's key and value
+    __shared__ float cosines[FRESH * ROTARY];
+    __shared__ __align__(16) u16 fresh[FRESH * 2][DIM];  // the new token's key and value, then those of the tokens before it
     const u32 split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z, thread = thread_number(), warp = thread / 32, lane = thread & 31;
     launch_next();
     if (thread == 0) trace(8, 0);
@@ -215,7 +237,19 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
 #pragma unroll
     for (u32 n = 0; n < DEPTH; n++) fetch(first + warp + n * WARPS, n);
     const u32 slot = (u32)__ldg(a.slots + sequence);
+#if CHAINED
+    // Row j before this one is j tokens before it in its sequence if it is written where this sequence has that token.
+    bool is_linked = lane + 1 < CHAINED && lane < sequence && lane + 1 < length;
+    if (is_linked) {
+        const u32 token = length - 2 - lane;
+        is_linked = (u32)__ldg(a.slots + sequence - 1 - lane) == (u32)__ldg(table + token / PAGE) * PAGE + token % PAGE;
+    }
+    const u32 before = __ffs(~__ballot_sync(~0u, is_linked)) - 1;
+    for (u32 i = thread; i < (before + 1) * ROTARY; i += WARPS * 32)
+        cosines[i] = __ldg(a.table + (u64)((u32)__ldg(a.positions + sequence) - i / ROTARY) * ROTARY + i % ROTARY);
+#else
     if (thread < ROTARY) cosines[thread] = __ldg(a.table + (u64)__ldg(a.positions + sequence) * ROTARY + thread);
+#endif
     for (u32 i = thread; i < (16 - HEADS) * (Q_STRIDE / 16); i += WARPS * 32) *(uint4*)(queries + HEADS * Q_STRIDE + i * 16) = uint4{0, 0, 0, 0};
     const u16* row = a.qkv + (u64)sequence * WIDTH;
     __syncthreads();
@@ -224,6 +258,15 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
 
     const bool newest = split == active - 1;
     constexpr u32 CHUNKS = DIM / 8;
+#if CHAINED
+    for (u32 i = thread; i < (HEADS + 2 * before + 2) * CHUNKS; i += WARPS * 32) {
+        const u32 h = i / CHUNKS, c = i % CHUNKS, kind = (h - HEADS) & 1, back = (h - HEADS) / 2, page = (length - 1 - back) / PAGE;
+        const u16* of = row - (u64)back * WIDTH + ((HEADS + kind) * KV_HEADS + head) * DIM;
+        if (h < HEADS) *(uint4*)(queries + h * Q_STRIDE + c * 16) = rotated8(row + (head * HEADS + h) * DIM, cosines, c);
+        else if (page >= first && page < last)
+            *(uint4*)(fresh[h - HEADS] + c * 8) = kind ? __ldcg((const uint4*)of + c) : rotated8(of, cosines + back * ROTARY, c);
+    }
+#else
 #pragma unroll
     for (u32 r = 0; r < (HEADS * CHUNKS + 2 * CHUNKS + WARPS * 32 - 1) / (WARPS * 32); r++) {
         const u32 i = r * WARPS * 32 + thread, h = i / CHUNKS, c = i % CHUNKS;
@@ -232,12 +275,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
         else if (h == HEADS + 1 && newest) *(uint4*)(fresh[1] + c * 8) = __ldcg((const uint4*)(row + ((HEADS + 1) * KV_HEADS + head) * DIM) + c);
     }
     if (newest) asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
     __syncthreads();
     if (newest) {
         // Into the cache, and into the page where it has been fetched already.
         const u32 d = thread % DIM, t = slot % PAGE, place = pages - 1 - first;
         const u64 of_head = (u64)(slot / PAGE) * KV_HEADS + head, page = of_head * DIM * PAGE;
-        const bool is_here = place / WARPS < DEPTH;
+        const bool is_here = !CHAINED && place / WARPS < DEPTH;
         u8* at = memory + (place % WARPS * DEPTH + place / WARPS) * STAGE_BYTES;
 #if FP8
         const u32 key_scale = scale_of(fresh[0], lane), value_scale = scale_of(fresh[1], lane);
@@ -253,8 +297,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
         a.keys[page + d * PAGE + t] = key;
         a.values[page + t * DIM + d] = value;
         if (is_here) *(Cached*)(at + key_place(d, t)) = key, *(Cached*)(at + value_place(d, t)) = value;
-        if (!is_here) __threadfence();  // a later fetch of this block reads it
-        __syncthreads();
+        if (!CHAINED && !is_here) __threadfence();  // a later fetch of this block reads it
+        if (!CHAINED) __syncthreads();
     }
 
     u32 q[8][4];
@@ -274,6 +318,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
         asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
         __syncwarp();
         const u32 stage = mine + (n % DEPTH) * STAGE_BYTES;
+#if CHAINED
+        if (page * PAGE + PAGE + before >= length) {
+            for (u32 token = max(page * PAGE, length - 1 - before); token < min(page * PAGE + PAGE, length); token++)
+                put_fresh(memory + (warp * DEPTH + n % DEPTH) * STAGE_BYTES, fresh[(length - 1 - token) * 2], fresh[(length - 1 - token) * 2 + 1], token % PAGE, lane);
+            __syncwarp();
+        }
+#endif
         float s[2][4] = {};
         multiply_keys(s, q, stage, lane);
         float high[2] = {-1e30f, -1e30f};

@@ -166,15 +166,13 @@ DEVICE u32 ordered(float x) {
     const u32 b = __float_as_uint(x);
     return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
-// A warp chooses `active` of `PER` * 32 scores by score + correction, the lowest number first among equals; lane r has the r-th.
+// Of a warp's PER * 32 experts: scores, and keys in the order of score + correction.
 // Scores are sigmoids or, with SOFTMAX, exponentials: weights are divided by the sum of those chosen, so no other sum is needed.
 #ifndef SOFTMAX
 #define SOFTMAX 0
 #endif
 template <u32 PER>
-DEVICE void choose(const float* logits, const float* correction, u32 active, float routed_scale, u32 lane, int& id, float& weight) {
-    float score[PER];
-    u32 key[PER];
+DEVICE void scores_of(const float* logits, const float* correction, u32 lane, float (&score)[PER], u32 (&key)[PER]) {
 #pragma unroll
     for (u32 i = 0; i < PER; i++) score[i] = __ldcg(logits + i * 32 + lane);
 #if SOFTMAX
@@ -197,19 +195,33 @@ DEVICE void choose(const float* logits, const float* correction, u32 active, flo
         key[i] = ordered(score[i] + shift);
 #endif
     }
+}
+// The best expert, the lowest number first among equals, and its score; it is not chosen again.
+template <u32 PER>
+DEVICE u32 take_best(const float (&score)[PER], u32 (&key)[PER], u32 lane, float& s) {
+    u32 best = key[0], at = lane;
+    s = score[0];
+#pragma unroll
+    for (u32 i = 1; i < PER; i++)
+        if (key[i] > best) best = key[i], at = i * 32 + lane, s = score[i];
+    const u32 top = __reduce_max_sync(~0u, best);
+    const u32 chosen = __reduce_min_sync(~0u, best == top ? at : ~0u);
+    s = __shfl_sync(~0u, s, chosen & 31);
+#pragma unroll
+    for (u32 i = 0; i < PER; i++)
+        if (chosen == i * 32 + lane) key[i] = 0;
+    return chosen;
+}
+// A warp chooses `active` experts; lane r has the r-th.
+template <u32 PER>
+DEVICE void choose(const float* logits, const float* correction, u32 active, float routed_scale, u32 lane, int& id, float& weight) {
+    float score[PER];
+    u32 key[PER];
+    scores_of<PER>(logits, correction, lane, score, key);
     float total = 0.f, mine = 0.f;
     for (u32 r = 0; r < active; r++) {
-        u32 best = key[0], at = lane;
-        float s = score[0];
-#pragma unroll
-        for (u32 i = 1; i < PER; i++)
-            if (key[i] > best) best = key[i], at = i * 32 + lane, s = score[i];
-        const u32 top = __reduce_max_sync(~0u, best);
-        const u32 chosen = __reduce_min_sync(~0u, best == top ? at : ~0u);
-        s = __shfl_sync(~0u, s, chosen & 31);
-#pragma unroll
-        for (u32 i = 0; i < PER; i++)
-            if (chosen == i * 32 + lane) key[i] = 0;
+        float s;
+        const u32 chosen = take_best<PER>(score, key, lane, s);
         total += s;
         if (lane == r) mine = s, id = (int)chosen;
     }

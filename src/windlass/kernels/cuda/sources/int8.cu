@@ -68,51 +68,61 @@ DEVICE u32 codes_bytes(u32 q) {
     return r;
 }
 
-#if KIND == 4
-// A unit has 128 outputs, which are rounded together; a warp has 16 of them, and a lane the four of a column that lie side by side as codes.
-// largest: bits of the largest of each column, 0 at first; `next` is cleared for the next unit.
+// Of KIND 4: a unit has 128 outputs, which are rounded together by the largest of them. A warp has 16, and a lane the four of a column that lie side by side
+// as codes. They are written when all warps have been asked for their largest: with few columns while the next unit is under way, lest all wait for each other.
+constexpr bool LATE = KIND == 4 && N <= 80;
+struct Outputs {
+    u32 values[N / 8][2];  // bf16
+    Places places;
+    u32 first;             // tile
+};
 template <u32 WIDTH>
-DEVICE void write_rounded(const Arguments& a, const float (&acc)[DEEP][WIDTH / 2], const Unit& unit, u32 warp, u32 lane, const Places& places, u32* largest, u32* next) {
-    static_assert(TILES == 16 && DEEP == 2);
+DEVICE void find_largest(const float (&acc)[DEEP][WIDTH / 2], u32 lane, Outputs& outputs, u32* largest, u32 barrier) {
     const u32 g = lane / 4, t = lane & 3;
-    u32 r[WIDTH / 8][2];
 #pragma unroll
     for (u32 i = 0; i < WIDTH / 8; i++) {
 #pragma unroll
         for (u32 m = 0; m < 2; m++) {
-            const float* v = acc[m] + i * 4;
-            r[i][m] = transposed(pack_bf16(fast_silu(v[0]) * v[2], fast_silu(v[1]) * v[3]));
+            const float* v = acc[m % DEEP] + i * 4;
+            outputs.values[i][m] = transposed(pack_bf16(fast_silu(v[0]) * v[2], fast_silu(v[1]) * v[3]));
         }
-        u32 bits = largest_bits(r[i][0], r[i][1]);
+        u32 bits = largest_bits(outputs.values[i][0], outputs.values[i][1]);
         bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
         bits = max(bits, __shfl_xor_sync(~0u, bits, 2));
         if (t == 0) atomicMax(largest + i * 8 + g, bits);
     }
-    for (u32 n = warp * 32 + lane; n < N; n += CONSUMERS) next[n] = 0;
-    named_barrier(3, CONSUMERS);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier);
+}
+// Clears `later`, the numbers of the unit after the next: whoever read them has been here for a unit since.
+DEVICE void write_rounded(const Arguments& a, u32 warp, u32 lane, const Outputs& outputs, const u32* largest, u32* later, u32 barrier, u32 phase) {
+    static_assert(KIND != 4 || (TILES == 16 && DEEP == 2));
+    const u32 g = lane / 4, t = lane & 3;
+    barrier_wait(barrier, phase);
+    for (u32 n = warp * 32 + lane; n < N; n += CONSUMERS) later[n] = 0;
 #pragma unroll
-    for (u32 i = 0; i < WIDTH / 8; i++) {
-        const int place = places.at(i, g);
-        const float most = bf16_float(largest[i * 8 + g]);
-        const u32 word = __byte_perm(round_bytes(r[i][0], r[i][1], inverse_of(most)), 0, 0x3120);
+    for (u32 i = 0; i < N / 8; i++) {
+        const int place = outputs.places.at(i, g);
         if (place < 0) continue;
-        *(u32*)((u8*)a.out + place * a.out_stride + unit.first * 8 + warp * 16 + t * 4) = word;
-        if (warp == 0 && t == 0) a.out_scales[place * (a.out_stride / 128) + unit.first / TILES] = step_of(most);
+        const float most = bf16_float(largest[i * 8 + g]);
+        const u32 word = __byte_perm(round_bytes(outputs.values[i][0], outputs.values[i][1], inverse_of(most)), 0, 0x3120);
+        *(u32*)((u8*)a.out + place * a.out_stride + outputs.first * 8 + warp * 16 + t * 4) = word;
+        if (warp == 0 && t == 0) a.out_scales[place * (a.out_stride / 128) + outputs.first / TILES] = step_of(most);
     }
 }
-#endif
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(1024) u8 memory[];
     u64* barriers = (u64*)(memory + STAGES * STAGE_BYTES);
-    int* rows = (int*)(barriers + 2 * STAGES);  // [N]: of x, of the unit that is being loaded
+    int* rows = (int*)(barriers + 2 * STAGES + 1);  // [N]: of x, of the unit that is being loaded
     u32* is_narrow = (u32*)(rows + N);          // [STAGES]: whether the last 16 columns of a stage's unit are empty
-    u32* largest = is_narrow + STAGES;          // [3][N], of KIND 4: who clears one for the next unit is a barrier away from who still reads or fills one
-    const u32 full = shared_address(barriers), empty = full + STAGES * 8, ring_at = shared_address(memory);
+    u32* largest = is_narrow + STAGES;          // [3][N], of KIND 4
+    const u32 full = shared_address(barriers), empty = full + STAGES * 8, rounding = empty + STAGES * 8, ring_at = shared_address(memory);
     const u32 thread = thread_number(), warp = __shfl_sync(~0u, thread / 32, 0), lane = thread & 31;
     for (u32 i = thread; KIND == 4 && i < 3 * N; i += CONSUMERS + LOADERS) largest[i] = 0;
     if (thread == 0) {
         for (u32 i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1 + LOADERS / 32), barrier_init(empty + i * 8, WGS * 4);
+        barrier_init(rounding, WGS * 4);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -183,7 +193,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
     const u32 tile_at = ring_at + WEIGHTS_AT + warp * DEEP * BLOCK_BYTES, codes_at = tile_at + lane * 16, scale_at = tile_at + CODE_BYTES + g * 4,
               steps_at = ring_at + X_BYTES + t * 8;
     u32 stage = 0, phase = 0;
-    [[maybe_unused]] u32 turn = 0;  // of the units
+    [[maybe_unused]] Outputs outputs;  // not written yet: those of unit `turn` of this thread block
+    [[maybe_unused]] u32 turn = ~0u;
+    auto write_outputs = [&]() { write_rounded(a, warp, lane, outputs, largest + turn % 3 * N, largest + (turn + 2) % 3 * N, rounding, turn & 1); };
     for (u32 u = blockIdx.x; u < units; u += gridDim.x) {
         const Unit unit = unit_of(a, u, groups);
         const Places places = places_of(a, unit, lane);
@@ -278,18 +290,20 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
                 const u32 next = at[BLOCKS - 1] + 1 == STAGES ? 0 : at[BLOCKS - 1] + 1;
                 phase ^= next <= at[0], stage = next;
             };
-            for (u32 s = 0; s < a.slice_blocks / CHUNK; s++) run_chunk(Number<CHUNK>());
+            for (u32 s = 0; s < a.slice_blocks / CHUNK; s++) {
+                run_chunk(Number<CHUNK>());
+                if (LATE && s == min(1, a.slice_blocks - 1) && turn != ~0u) write_outputs();
+            }
             if (CHUNK > 1 && a.slice_blocks % CHUNK) run_chunk(Number<1>());
-#if KIND == 4
-            const u32 after = turn == 2 ? 0 : turn + 1;
-            write_rounded<COLUMNS>(a, acc, unit, warp, lane, places, largest + turn * N, largest + after * N);
-            turn = after;
-#else
-            write<COLUMNS, DEEP>(a, acc, unit, first_tile, places, g, t);
-#endif
+            if constexpr (KIND == 4) {
+                outputs.places = places, outputs.first = unit.first;
+                find_largest<COLUMNS>(acc, lane, outputs, largest + ++turn % 3 * N, rounding);
+                if (!LATE) write_outputs();
+            } else write<COLUMNS, DEEP>(a, acc, unit, first_tile, places, g, t);
         };
         barrier_wait(full + stage * 8, phase);
         if (NARROW && is_narrow[stage]) run_unit(Number<NARROW ? N - 16 : N>());
         else run_unit(Number<N>());
     }
+    if (LATE && turn != ~0u) write_outputs();
 }

@@ -37,12 +37,15 @@ extern "C" __global__ void repack(const u32* codes, const u16* scales, u8* out, 
     }
 }
 
-// ---- router logits of one row: norm and dot product in one pass. One block an expert, 256 threads; PARTS thousands (1,024) of inputs.
+// ---- router logits of ROUTED rows (1 to 4): norm and dot product in one pass. One block an expert, 256 threads; PARTS thousands (1,024) of inputs.
 #ifndef PARTS
 #define PARTS 4
 #endif
-extern "C" __global__ void __launch_bounds__(256) router_one(const float* x, const float* norm, const float* weight, float* logits, u32 inputs, float eps) {
-    __shared__ float sums[16];
+#ifndef ROUTED
+#define ROUTED 1
+#endif
+extern "C" __global__ void __launch_bounds__(256) router_few(const float* x, const float* norm, const float* weight, float* logits, u32 inputs, float eps) {
+    __shared__ float sums[ROUTED][16];
     launch_next();
     if (threadIdx.x == 0) trace(9, 0);
     const float* row = weight + (u64)blockIdx.x * inputs;
@@ -58,24 +61,28 @@ extern "C" __global__ void __launch_bounds__(256) router_one(const float* x, con
     }
     wait_previous();
     if (threadIdx.x == 0) trace(9, 1);
-    float square = 0.f, dot = 0.f;
+    float square[ROUTED] = {}, dot[ROUTED] = {};
 #pragma unroll
-    for (u32 i = 0; i < PARTS; i++) {
-        const u32 k = (i * 256 + threadIdx.x) * 4;
+    for (u32 i = 0; i < PARTS * ROUTED; i++) {
+        const u32 k = (i / ROUTED * 256 + threadIdx.x) * 4, r = i % ROUTED;
+        const float4 v = w[i / ROUTED];
         if (k < inputs) {
-            const float4 h = __ldcg((const float4*)(x + k));
-            square += h.x * h.x + h.y * h.y + h.z * h.z + h.w * h.w;
-            dot += h.x * w[i].x + h.y * w[i].y + h.z * w[i].z + h.w * w[i].w;
+            const float4 h = __ldcg((const float4*)(x + r * inputs + k));
+            square[r] += h.x * h.x + h.y * h.y + h.z * h.z + h.w * h.w;
+            dot[r] += h.x * v.x + h.y * v.y + h.z * v.z + h.w * v.w;
         }
     }
-    square = warp_sum(square), dot = warp_sum(dot);
-    if ((threadIdx.x & 31) == 0) sums[threadIdx.x / 32] = square, sums[8 + threadIdx.x / 32] = dot;
+#pragma unroll
+    for (u32 r = 0; r < ROUTED; r++) {
+        square[r] = warp_sum(square[r]), dot[r] = warp_sum(dot[r]);
+        if ((threadIdx.x & 31) == 0) sums[r][threadIdx.x / 32] = square[r], sums[r][8 + threadIdx.x / 32] = dot[r];
+    }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        square = dot = 0.f;
-        for (u32 i = 0; i < 8; i++) square += sums[i], dot += sums[8 + i];
-        logits[blockIdx.x] = dot * rsqrtf(square / inputs + eps);
-        trace(9, 3);
+    if (threadIdx.x < ROUTED) {
+        float all = 0.f, total = 0.f;
+        for (u32 i = 0; i < 8; i++) all += sums[threadIdx.x][i], total += sums[threadIdx.x][8 + i];
+        logits[threadIdx.x * gridDim.x + blockIdx.x] = total * rsqrtf(all / inputs + eps);
+        if (threadIdx.x == 0) trace(9, 3);
     }
 }
 
@@ -403,7 +410,7 @@ extern "C" __global__ void __launch_bounds__(1024) dispatch_count(const int* ids
 extern "C" __global__ void __launch_bounds__(1024)
     dispatch_fill(const int* ids, const int* counts, int* num_items, int* item_expert, int* item_rows, int* item_places, u32 rows, u32 active, u32 shared,
                   u32 size) {
-    __shared__ u32 before, all, found[33];
+    __shared__ u32 before, all, found[32];
     launch_next();
     wait_previous();
     const u32 thread = threadIdx.x, warp = thread / 32, lane = thread & 31, expert = blockIdx.x, slots = active + shared;
@@ -430,20 +437,23 @@ extern "C" __global__ void __launch_bounds__(1024)
         for (u32 i = thread; i < rows; i += 1024) item_rows[place(i)] = (int)i, item_places[place(i)] = (int)(i * slots + active);
         return;
     }
-    u32 base = 0;
-    for (u32 start = 0; start < rows * active; start += 1024) {
-        const u32 i = start + thread;
-        const bool here = i < rows * active && __ldcg(ids + i) == (int)expert;
-        const u32 votes = __ballot_sync(~0u, here);
-        if (lane == 0) found[warp] = __popc(votes);
-        __syncthreads();
-        const u32 value = found[lane], ahead = __reduce_add_sync(~0u, lane < warp ? value : 0), sum = __reduce_add_sync(~0u, value);
-        if (here) {
-            const u32 at = place(base + ahead + __popc(votes & ((1u << lane) - 1))), row = i / active;
+    // A warp takes numbers that follow one another: it counts those of its expert, learns how many there are before, and looks again.
+    const u32 total = rows * active, each_warp = (total + 1023) / 1024 * 32, begin = warp * each_warp;
+    auto votes_at = [&](u32 i) { return __ballot_sync(~0u, i < total && __ldcg(ids + i) == (int)expert); };
+    u32 mine = 0;
+#pragma unroll 8
+    for (u32 k = 0; k < each_warp; k += 32) mine += __popc(votes_at(begin + k + lane));
+    if (lane == 0) found[warp] = mine;
+    __syncthreads();
+    u32 base = __reduce_add_sync(~0u, lane < warp ? found[lane] : 0);
+#pragma unroll 8
+    for (u32 k = 0; k < each_warp; k += 32) {
+        const u32 i = begin + k + lane, votes = votes_at(i);
+        if (votes >> lane & 1) {
+            const u32 at = place(base + __popc(votes & ((1u << lane) - 1))), row = i / active;
             item_rows[at] = (int)row, item_places[at] = (int)(row * slots + i % active);
         }
-        base += sum;
-        __syncthreads();
+        base += __popc(votes);
     }
 }
 
