@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from windlass.core.tiers.guesses import hidden_seconds
+from windlass.core.tiers.exchange import HostReads, waiting_seconds
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement, Unit, in_blocks
 from windlass.errors import DoesNotFit
 from windlass.units import format_bytes
@@ -21,9 +21,6 @@ RING_UNITS = 2
 """Buffers of the largest streamed unit: one computes while the next is loaded."""
 STAGED_LAYERS, SPARE_SLOTS = 2, 2
 """Beside a device: slots for experts in host memory, for as many layers (one computes while the next is copied), and for experts that move."""
-EXCHANGE_SECONDS = 60e-6
-"""Of a layer with experts in host memory beside a device: routing is published, the CPU's threads meet, its answer is added
-(docs/reference/cuda-notes.md, 28)."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +55,26 @@ def place_tiers(demand: Demand, room: Room, speeds: Speeds, written: Collection[
     return placer.placement(again if written and is_near else best)
 
 
-def predicted_seconds(demand: Demand, placed: TierPlacement, speeds: Speeds) -> float:
-    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for; beside a device only those that
-    were not guessed while it computed.
+def predicted_seconds(demand: Demand, placed: TierPlacement, speeds: Speeds, *, guesses: bool = True) -> float:
+    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for; beside a device less long with
+    `guesses`.
 
     Routing is taken to be even, so the share of an expert's reads that find it in a tier is the share of experts there.
     """
     sizes = {unit.name: unit.num_bytes for unit in demand.units}
     in_host, on_disk = (sum(sizes[name] for name in names) for names in (placed.host_units, placed.disk_units))
-    return _seconds(demand, speeds, in_host, on_disk, placed.ring_bytes, placed.device_slots, placed.host_slots)
+    return _seconds(demand, speeds, in_host, on_disk, placed.ring_bytes, placed.device_slots, placed.host_slots, guesses)
 
 
 def _seconds(
-    demand: Demand, speeds: Speeds, in_host: int, on_disk: int, ring_bytes: int, device_slots: int, host_slots: int
+    demand: Demand,
+    speeds: Speeds,
+    in_host: int,
+    on_disk: int,
+    ring_bytes: int,
+    device_slots: int,
+    host_slots: int,
+    guesses: bool = True,
 ) -> float:
     """While the head and the rest that never streams are computed, reads go on only as far as the ring has room."""
     has_device = speeds.device > 0
@@ -82,10 +86,11 @@ def _seconds(
     streaming = max(
         (num_bytes / speed + max(fixed - ring_bytes / speed, 0.0) for num_bytes, speed in streams if num_bytes), default=0.0
     )
-    waiting = (in_memory / speeds.below_device if has_device else 0.0) + (missing / speeds.disk if missing else 0.0)
-    if has_device and in_memory and demand.experts is not None:
-        exchange = demand.experts.num_layers * EXCHANGE_SECONDS
-        waiting += exchange - hidden_seconds(waiting, computing + exchange, demand.experts.rows)
+    waiting = missing / speeds.disk if missing else 0.0
+    pool = demand.experts
+    if has_device and in_memory and pool is not None:
+        reads = HostReads(in_memory / pool.num_layers, speeds.host, speeds.link, pool.blocks, pool.rows)
+        waiting += pool.num_layers * waiting_seconds(reads, computing / pool.num_layers, guesses=guesses)
     return max(computing + fixed, streaming) + waiting
 
 
