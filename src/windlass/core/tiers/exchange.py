@@ -1,8 +1,8 @@
 """What a layer waits for where some of its experts lie in host memory beside a device. Pure; planner and engine share it.
 
-The device asks the CPU for its part of these experts, fetches the other part over the link, and adds both to its own. Link and CPU begin when the router
-has chosen, and the layer ends with the slower of them. With guesses (core/tiers/guesses.py) both read before that. Where the numbers are from:
-docs/reference/plan.md, "Beside a device".
+The device asks the CPU for its part of these experts, fetches the other part over the link, and adds both to its own. Link and CPU begin when
+the router has chosen, and the layer ends with the slower of them. With guesses (core/tiers/guesses.py) both read before that. Where the
+numbers are from: docs/reference/plan.md, "Beside a device".
 """
 
 from __future__ import annotations

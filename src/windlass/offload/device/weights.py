@@ -177,9 +177,10 @@ class DeviceTier:
     def line(self) -> str:
         """For the user."""
         split, (device, host) = self.split, self._sizes()
+        computed = self._memory.share_blocks / self._memory.slots.down.tile_blocks
         return (
             f"{split.on_device} of {split.num_experts} experts of each layer on the device ({format_bytes(device)}), "
-            f"{split.in_host} in host memory ({format_bytes(host)}), where the CPU computes {split.share or 0:.0%} of them"
+            f"{split.in_host} in host memory ({format_bytes(host)}), where the CPU computes {computed:.0%} of them"
         )
 
     def _sizes(self) -> tuple[int, int]:
