@@ -4,6 +4,8 @@ Random weights, even routing, through the Engine with CUDA graphs; prompts of on
 the same either way. First: bytes per second of the kernel that fetches ahead, by its number of blocks, beside the one that fetches what is asked for.
 Run: PYTHONPATH=src:bench/h200 python bench/h200/guesses.py --model GLM-4.6 --batch 1,8
      PYTHONPATH=src:bench/h200 python bench/h200/guesses.py --model GLM-4.5-Air --gpu-memory 24GB --host-memory 64GB --batch 1,8
+Variants: --cpu-blocks 7 (of an expert, instead of what the measured speeds say), --ahead-blocks 24 (of the kernel that fetches ahead for one row).
+The last lines are rows of docs/guides/offload.md: speeds of the machine, tokens/s without and with guesses, predicted and measured steps.
 """
 
 from __future__ import annotations
@@ -18,13 +20,22 @@ import torch
 from engine_speed import shape_of
 
 from windlass.core.launch import Launch, RandomInit
+from windlass.core.layout import Layout
+from windlass.core.place import place
 from windlass.core.request import GREEDY
+from windlass.core.scheme import scheme
+from windlass.core.tiers import device, exchange
+from windlass.core.tiers.demand import demand_of, planned_tensors
+from windlass.core.tiers.placement import predicted_seconds
 from windlass.engine.engine import Engine
 from windlass.engine.execute.graphs import CapturedGraph
 from windlass.engine.load import build, make_engine, with_limits
 from windlass.engine.protocol import Submit
+from windlass.families import rules
 from windlass.kernels.cuda import driver, tiered
 from windlass.kernels.cuda.tiered import FETCHED, STATE_WORDS
+from windlass.machine.bandwidth import second_level_bytes
+from windlass.machine.system import this_system
 from windlass.nn.fused.feed_forward import OffloadedFeed
 from windlass.offload.device.weights import DeviceTier
 from windlass.units import parse_bytes
@@ -49,6 +60,33 @@ def launch_of(name: str, options: argparse.Namespace) -> Launch:
         random_weights=RandomInit(config=config, scheme="int4", group=128),
         gpu_memory=(parse_bytes(options.gpu_memory),) if options.gpu_memory else (),
         host_memory=parse_bytes(options.host_memory) if options.host_memory else None,
+    )
+
+
+def use_variant(options: argparse.Namespace) -> None:
+    if options.ahead_blocks:
+        tiered.AHEAD_BLOCKS = options.ahead_blocks
+    if options.cpu_blocks is not None:
+        device.cpu_blocks = exchange.cpu_blocks = lambda share, blocks: min(blocks, options.cpu_blocks)
+
+
+def predicted_by(options: argparse.Namespace, tier: DeviceTier, batch: int, guesses: bool) -> float:
+    """Seconds of a step, as the engine and the planner predict it from the measured speeds."""
+    assert tier.placed is not None
+    _, spec = shape_of(options.model, options.layers)
+    table, how, layout = rules(spec), scheme("int4"), Layout()
+    tensors = planned_tensors(table, spec, place(table, spec.num_layers, layout, how), layout, how, 0, (0, spec.num_layers))
+    return predicted_seconds(demand_of(tensors, spec, batch=batch), tier.placed, tier.measure(), guesses=guesses)
+
+
+def machine(tier: DeviceTier) -> str:
+    """What a row of the guide says of it."""
+    speeds, threads = tier.measure(), tier.share.shape.threads if tier.share is not None else 0
+    blocks, of = tier._memory.share_blocks, tier._memory.slots.down.tile_blocks
+    return (
+        f"{torch.cuda.get_device_name()}, {this_system().cpu_model}: {threads} threads, {second_level_bytes() >> 10} KiB of second-level cache "
+        f"each; link {speeds.link / 1e9:.1f} GB/s beside CPU kernels {speeds.host / 1e9:.1f}, the CPU has {blocks} of {of} blocks of an expert; "
+        f"{tiered.AHEAD_BLOCKS} blocks fetch ahead"
     )
 
 
@@ -189,9 +227,12 @@ def main() -> int:
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--cpu-blocks", type=int, help="of 128 intermediate outputs of an expert in host memory: the CPU's")
+    parser.add_argument("--ahead-blocks", type=int, help="of the kernel that fetches ahead for one row")
     parser.add_argument("--gpu-memory")
     parser.add_argument("--host-memory")
     options = parser.parse_args()
+    use_variant(options)
     began = time.perf_counter()
     batches = list(map(int, options.batch.split(",")))
     engine, tier = opened(options, batches, began)
@@ -210,10 +251,13 @@ def main() -> int:
             print(lines[-1], f"({time.perf_counter() - began:.0f} s)", flush=True)
         if options.profile and number < 2:
             profile(engine, tier)
+    print(machine(tier))
     for batch in batches:
         off, on = (best[batch, guesses] for guesses in (False, True))
+        said = [predicted_by(options, tier, batch, guesses) for guesses in (False, True)]
         print(
-            f"{options.model} batch {batch}: {batch / off:.2f} -> {batch / on:.2f} tokens/s ({off * 1e3:.1f} -> {on * 1e3:.1f} ms)"
+            f"{options.model} batch {batch}: {batch / off:.2f} -> {batch / on:.2f} tokens/s ({off * 1e3:.1f} -> {on * 1e3:.1f} ms; "
+            f"predicted {said[0] * 1e3:.1f} -> {said[1] * 1e3:.1f} ms)"
         )
     engine.close()
     tier.close()

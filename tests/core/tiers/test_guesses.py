@@ -1,23 +1,12 @@
-"""How many experts of the next layer are guessed, and what that saves of a predicted step."""
+"""How many experts of the next layer are guessed."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.core.tiers.guesses import (
-    CARRIED_BYTES,
-    GUESS_ROWS,
-    GUESSED_RIGHT,
-    MAX_GUESSES,
-    ahead_slots,
-    hidden_seconds,
-    most_guesses,
-)
-from windlass.core.tiers.placement import EXCHANGE_SECONDS, predicted_seconds
-from windlass.core.tiers.values import Demand, ExpertPool, Speeds, TierPlacement, Unit
+from windlass.core.tiers.guesses import CARRIED_BYTES, GUESS_ROWS, MAX_GUESSES, ahead_slots, most_guesses
 
 pytestmark = pytest.mark.pure
 
@@ -47,22 +36,3 @@ def test_guesses_of_two_layers_have_room(rows: int, in_host: int, fetched: int) 
     assert 0 <= most <= ahead_slots(in_host) <= MAX_GUESSES and 2 * ahead_slots(in_host) <= in_host
     assert rows == 1 or (most - 1) * fetched < CARRIED_BYTES or not most
     assert rows <= GUESS_ROWS or not most
-
-
-def test_no_more_is_hidden_than_is_read_or_idle() -> None:
-    assert hidden_seconds(3.0, 1.0, 1) == hidden_seconds(1.0, 3.0, 8) == GUESSED_RIGHT
-    assert hidden_seconds(3.0, 1.0, GUESS_ROWS + 1) == 0.0 == hidden_seconds(3.0, 1.0, 0)
-
-
-def test_a_step_with_guesses_is_shorter_by_what_the_device_computes_meanwhile() -> None:
-    """Ten layers that read 30 MB each of host memory at 100 GB/s, and 20 MB of the device's at 1 TB/s."""
-    speeds = Speeds(host=50e9, link=50e9, disk=0.0, device=1e12)
-    pool = ExpertPool(num_experts=1000, expert_bytes=10_000_000, touched=0.05, num_layers=10, rows=1.0)
-    demand = Demand(units=(Unit(name="all", num_bytes=0),), experts=pool)
-    placed = TierPlacement(num_experts=1000, expert_bytes=10_000_000, device_slots=400, host_slots=600, device_bytes=1)
-    reading, computing, exchange = 3e-3, 0.2e-3, 10 * EXCHANGE_SECONDS
-    assert predicted_seconds(demand, placed, speeds) == pytest.approx(
-        computing + exchange + reading - GUESSED_RIGHT * (computing + exchange)
-    )
-    many = msgspec.structs.replace(demand, experts=msgspec.structs.replace(pool, rows=16.0))
-    assert predicted_seconds(many, placed, speeds) == pytest.approx(computing + exchange + reading)

@@ -105,7 +105,14 @@ def _pool(experts: dict[tuple[str, str], int], spec: ModelSpec, batch: float) ->
     touched = distinct_experts(moe, batch) / moe.num_experts
     layers = len({layer for layer, _ in experts})
     size = max(experts.values())
-    return ExpertPool(num_experts=len(experts), expert_bytes=size, touched=touched, num_layers=layers, rows=batch)
+    return ExpertPool(
+        num_experts=len(experts),
+        expert_bytes=size,
+        touched=touched,
+        num_layers=layers,
+        rows=batch,
+        blocks=num_blocks(moe.intermediate_size),
+    )
 
 
 def planned_tensors(

@@ -15,6 +15,7 @@ from windlass.core.model import ModelSpec, MoE
 from windlass.core.place import Interval
 from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.demand import dense_slices
+from windlass.core.tiers.exchange import cpu_blocks
 from windlass.core.tiers.placement import SPARE_SLOTS, STAGED_LAYERS, experts_on_device, predicted_seconds
 from windlass.core.tiers.steps import offload_step_tokens, row_bytes
 from windlass.core.tiers.values import Demand, ExpertPool, Speeds, TierPlacement, in_blocks
@@ -91,7 +92,7 @@ class DeviceSplit(NamedTuple):
         return self.num_layers * self.on_device + layer * self.has_shared
 
     def share_blocks(self, blocks: int) -> int:
-        return min(blocks, round((self.share or 0.0) * blocks))
+        return cpu_blocks(self.share or 0.0, blocks)
 
 
 class ModelStage(NamedTuple):

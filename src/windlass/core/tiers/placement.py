@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from windlass.core.tiers.guesses import hidden_seconds
+from windlass.core.tiers.exchange import EXCHANGE_SECONDS, HostReads, waiting_seconds
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement, Unit, in_blocks
 from windlass.errors import DoesNotFit
 from windlass.units import format_bytes
@@ -21,9 +21,6 @@ RING_UNITS = 2
 """Buffers of the largest streamed unit: one computes while the next is loaded."""
 STAGED_LAYERS, SPARE_SLOTS = 2, 2
 """Beside a device: slots for experts in host memory, for as many layers (one computes while the next is copied), and for experts that move."""
-EXCHANGE_SECONDS = 60e-6
-"""Of a layer with experts in host memory beside a device: routing is published, the CPU's threads meet, its answer is added
-(docs/reference/cuda-notes.md, 28)."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +55,16 @@ def place_tiers(demand: Demand, room: Room, speeds: Speeds, written: Collection[
     return placer.placement(again if written and is_near else best)
 
 
-def predicted_seconds(demand: Demand, placed: TierPlacement, speeds: Speeds) -> float:
-    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for; beside a device only those that
-    were not guessed while it computed.
+def predicted_seconds(demand: Demand, placed: TierPlacement, speeds: Speeds, *, guesses: bool = True) -> float:
+    """Of one decode step: what is loaded in a known order overlaps with computing, missing experts are waited for; beside a device less long with
+    `guesses`.
 
     Routing is taken to be even, so the share of an expert's reads that find it in a tier is the share of experts there.
     """
     sizes = {unit.name: unit.num_bytes for unit in demand.units}
     in_host, on_disk = (sum(sizes[name] for name in names) for names in (placed.host_units, placed.disk_units))
     slots = placed.device_slots, placed.host_slots, placed.cache_slots
-    return _seconds(demand, speeds, in_host, on_disk, placed.ring_bytes, *slots)
+    return _seconds(demand, speeds, in_host, on_disk, placed.ring_bytes, *slots, guesses=guesses)
 
 
 def _seconds(
@@ -79,6 +76,8 @@ def _seconds(
     device_slots: int,
     host_slots: int,
     cache_slots: int = 0,
+    *,
+    guesses: bool = True,
 ) -> float:
     """While the head and the rest that never streams are computed, reads go on only as far as the ring has room."""
     has_device = speeds.device > 0
@@ -92,26 +91,30 @@ def _seconds(
     )
     if has_device:
         cached = in_memory * cache_slots / host_slots if host_slots else 0.0
-        waiting = _waiting_below(demand, speeds, computing, in_memory - cached, cached, missing)
+        waiting = _waiting_below(demand, speeds, computing, in_memory - cached, cached, missing, guesses=guesses)
     else:
         waiting = missing / speeds.disk if missing else 0.0
     return max(computing + fixed, streaming) + waiting
 
 
-def _waiting_below(demand: Demand, speeds: Speeds, device_seconds: float, at_home: float, cached: float, missing: float) -> float:
+def _waiting_below(
+    demand: Demand, speeds: Speeds, device_seconds: float, at_home: float, cached: float, missing: float, *, guesses: bool
+) -> float:
     """Of a step beside a device, for bytes of experts in host memory, in its cache of those on disk, and on disk. What is missing is read while the
     rest is computed; of a layer, what came last is computed alone. The CPU computes all of what is on disk, cached or not. Only what is in host
     memory is guessed."""
     if demand.experts is None or not at_home + cached + missing:
         return 0.0
-    pool, computing = demand.experts, at_home / speeds.below_device
-    exchange = pool.num_layers * EXCHANGE_SECONDS
-    computing -= hidden_seconds(computing, device_seconds + exchange, pool.rows)
+    pool, layers = demand.experts, demand.experts.num_layers
+    computing = exchange = layers * EXCHANGE_SECONDS
+    if at_home:
+        reads = HostReads(at_home / layers, speeds.host, speeds.link, pool.blocks, pool.rows)
+        computing = layers * waiting_seconds(reads, device_seconds / layers, guesses=guesses)
     if cached + missing:
         computing += (cached + missing) / speeds.host
     reading = missing / speeds.disk if missing else 0.0
-    last = min(pool.num_layers * pool.expert_bytes, missing) / speeds.host if missing else 0.0
-    return max(computing, reading + last) + exchange
+    last = min(layers * pool.expert_bytes, missing) / speeds.host if missing else 0.0
+    return max(computing, reading + last + exchange)
 
 
 def _expert_reads(demand: Demand, device_slots: int, host_slots: int) -> tuple[float, float, float]:

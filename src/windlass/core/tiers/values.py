@@ -35,6 +35,8 @@ class ExpertPool(Frozen):
     """That they belong to, evenly."""
     rows: float = 0.0
     """Of a step: sequences at once. 0: not experts that are chosen, but slices that every step reads."""
+    blocks: int = 0
+    """Of the intermediate outputs of one: where it may be cut between a device and the CPU. 0: anywhere."""
     least_slots: int = 2
     """Slots without which a layer cannot be computed: one that computes, one that is being filled."""
 

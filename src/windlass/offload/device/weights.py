@@ -250,11 +250,10 @@ class DeviceTier:
     def line(self) -> str:
         """For the user."""
         split, (device, host) = self.split, self._sizes()
+        computed = self._memory.share_blocks / self._memory.slots.down.tile_blocks
         parts = [f"{split.on_device} of {split.num_experts} experts of each layer on the device ({format_bytes(device)})"]
         if split.in_host or not split.on_disk:
-            parts.append(
-                f"{split.in_host} in host memory ({format_bytes(host)}), where the CPU computes {split.share or 0:.0%} of them"
-            )
+            parts.append(f"{split.in_host} in host memory ({format_bytes(host)}), where the CPU computes {computed:.0%} of them")
         return ", ".join(parts if self._memory.disk is None else [*parts, self._disk_line(self._memory.disk)])
 
     def _disk_line(self, disk: DiskBelow) -> str:

@@ -27,6 +27,7 @@ from windlass.core.tiers.device import (
     needed_bytes,
     plan_device,
 )
+from windlass.core.tiers.exchange import FETCHED
 from windlass.core.tiers.placement import place_tiers
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement
 from windlass.errors import DoesNotFit
@@ -94,7 +95,7 @@ class _RankPlacer:
     def _place(self, slot: DeviceSlot, held: DeviceMemoryPlan, limits: DeviceLimits) -> TierPlacement:
         node = self._site.hardware.nodes[slot.node]
         demand = self.demands[slot.tp, slot.pp] = self._demand(slot)
-        speeds = _speeds(slot, node, self._ranks[slot.node])
+        speeds = _speeds(slot, node, self._ranks[slot.node], 1.0 if self._found.spec.experts is None else FETCHED)
         if not _is_gpu(slot):
             return place_tiers(demand, self._room(held, node, slot), speeds)
         return self._beside_gpu(slot, held, demand, limits, speeds, self._below(node, self._ranks[slot.node]))
@@ -152,12 +153,12 @@ def _is_gpu(slot: DeviceSlot) -> bool:
     return slot.device.kind != "cpu"
 
 
-def _speeds(slot: DeviceSlot, node: Node, sharing: int) -> Speeds:
-    """Ranks of a node share its memory, links to it and disk."""
+def _speeds(slot: DeviceSlot, node: Node, sharing: int, fetched: float) -> Speeds:
+    """Ranks of a node share its memory, links to it and disk. `fetched`: of what a link carries, beside the CPU's reads."""
     disk = node.disk_bandwidth / sharing
     if slot.device.kind == "cpu":
         return Speeds(host=slot.device.measured_bandwidth, disk=disk)
-    link = min(slot.device.host_bandwidth or node.ram_bandwidth, node.ram_bandwidth / sharing)
+    link = min(fetched * (slot.device.host_bandwidth or node.ram_bandwidth), node.ram_bandwidth / sharing)
     return Speeds(device=slot.device.measured_bandwidth, link=link, host=max(node.ram_bandwidth / sharing - link, 1.0), disk=disk)
 
 

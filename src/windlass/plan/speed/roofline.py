@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+from windlass.core.fused import num_blocks
 from windlass.core.hardware.cpu import MATMUL_FRACTION, PEAK_FLOPS_PER_CORE, num_cores
 from windlass.core.hardware.spec import Device, Hardware, Node
 from windlass.core.layout import Layout
 from windlass.core.model import LatentAttention
 from windlass.core.place import Interval
 from windlass.core.scheme import GGUF_NAMES
-from windlass.core.tiers.guesses import hidden_seconds
-from windlass.core.tiers.placement import EXCHANGE_SECONDS
+from windlass.core.tiers.exchange import EXCHANGE_SECONDS, FETCHED, HostReads, waiting_seconds
 from windlass.core.tiers.steps import offload_step_tokens
 from windlass.plan.engines.load import rates_on
 from windlass.plan.engines.profile import CPU_STEP_TOKENS, IDEAL, Rates
@@ -209,19 +209,23 @@ class SpeedModel:
             return time
         node = self.hardware.nodes[slot.node]
         both = node.ram_bandwidth / self._sharing(node) * rates.host_read
-        if rates is not IDEAL:
-            both = min(both, self._link(slot, node, rates) + HOST_PRODUCT_BYTES / self._rows_per_expert(rows))
-        disk = node.disk_bandwidth / self._sharing(node) * rates.host_read
+        link = min(self._link(slot, node, rates) * (1.0 if rates is IDEAL or self.spec.experts is None else FETCHED), both)
+        cpu = both - link if rates is IDEAL else min(both - link, HOST_PRODUCT_BYTES / self._rows_per_expert(rows))
         first, last = self.fit.stages[slot.pp]
-        layers = self.model.sizes.routed_layers((first, last)) if self.spec.experts is not None else last - first
-        exchange = 0.0 if rates is IDEAL else layers * EXCHANGE_SECONDS
         if self.spec.experts is None:
-            return replace(time, host_link=0.0, expert_fetch=moved.host / both + exchange)
-        idle = time.memory + time.compute + time.kernels + exchange
-        in_host, on_disk = share * moved.host_experts / both, share * moved.disk_experts / disk
-        in_host -= hidden_seconds(in_host, idle, rows) if rates is not IDEAL else 0.0
+            exchange = 0.0 if rates is IDEAL else (last - first) * EXCHANGE_SECONDS
+            return replace(time, host_link=0.0, expert_fetch=moved.host / (cpu + link) + exchange)
         # What is on disk is read while the rest is computed.
-        return replace(time, expert_fetch=min(max(in_host, on_disk) + exchange, time.expert_fetch))
+        disk = share * moved.disk_experts / (node.disk_bandwidth / self._sharing(node) * rates.host_read)
+        if rates is IDEAL:
+            return replace(time, expert_fetch=min(max(share * moved.host_experts / both, disk), time.expert_fetch))
+        layers = self.model.sizes.routed_layers((first, last))
+        blocks = num_blocks(self.spec.experts.intermediate_size)
+        reads = HostReads(share * moved.host_experts / layers, cpu, link, blocks, rows)
+        waiting = layers * waiting_seconds(reads, (time.memory + time.compute + time.kernels) / layers)
+        if disk:
+            waiting = max(waiting, disk + layers * EXCHANGE_SECONDS)
+        return replace(time, expert_fetch=min(waiting, time.expert_fetch))
 
     def _streamed(self, slot: DeviceSlot, moved: Offloaded, share: float, passes: int, time: StepTime, rates: Rates) -> StepTime:
         node = self.hardware.nodes[slot.node]
