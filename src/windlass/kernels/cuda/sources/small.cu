@@ -38,7 +38,7 @@ extern "C" __global__ void repack(const u32* codes, const u16* scales, u8* out, 
 }
 
 // ---- router logits of ROUTED rows (1 to 4): norm and dot product in one pass. One block an expert, 256 threads; PARTS thousands (1,024) of inputs.
-#ifndef LOGIT_PARTS
+#ifndef PARTS
 #define PARTS 4
 #endif
 #ifndef ROUTED
