@@ -105,7 +105,7 @@ class Speculation:
         offers: dict[str, list[tuple[EngineSequence, SequenceDrafts, tuple[int, ...]]]] = {}
         for sequence in decoding:
             state = self._of.setdefault(sequence.id, SequenceDrafts())
-            state.source, drafts = self._offer(sequence, state, under_way)
+            state.source, drafts = self._offer(sequence, state, len(decoding), under_way)
             if drafts:
                 offers.setdefault(state.source, []).append((sequence, state, drafts))
         self._left_out = set()
@@ -126,14 +126,17 @@ class Speculation:
     def _accepted(self, state: SequenceDrafts, source: str) -> Acceptance:
         return state.accepted.get(source) or self.controls[source].of_sequence
 
-    def _offer(self, sequence: EngineSequence, state: SequenceDrafts, under_way: str) -> tuple[str, tuple[int, ...]]:
-        """Of lookup and the model, what is accepted more often; of equals lookup, which has more drafts."""
+    def _offer(
+        self, sequence: EngineSequence, state: SequenceDrafts, num_rows: int, under_way: str
+    ) -> tuple[str, tuple[int, ...]]:
+        """Of lookup and the model, what is accepted more often; of equals lookup, which has more drafts. Not lookup that would be left out."""
         drafts, state.model_drafts = state.model_drafts, ()
         found = state.index.draft(sequence.tokens, self.controls[NGRAM].max_drafts) if self._ngram else ()
         self._judge_passed_over(sequence, state)
         if not found or not drafts:
             return (NGRAM, found) if found else (MODEL, drafts) if drafts else ("", ())
         is_better = self._accepted(state, NGRAM).rate >= self._accepted(state, MODEL).rate
+        is_better = is_better and any(self._chosen(NGRAM, [state], num_rows))
         if is_better and under_way != MODEL:
             return NGRAM, found
         self._has_waiting |= is_better
