@@ -7,6 +7,7 @@ middle of a step too: there is no state to save.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import select
 import signal
@@ -30,8 +31,8 @@ from windlass.engine.protocol import (
 )
 from windlass.engine.timeline import mark
 from windlass.errors import Error
-from windlass.machine.garbage import importing
 from windlass.machine.parent_death import exit_on_close, kill_with_parent
+from windlass.machine.torch_import import beside_libraries, importing, load_ahead
 
 SECONDS_BETWEEN_PROGRESS = 0.05
 RECEIVE_BYTES = 2**18
@@ -44,7 +45,11 @@ def main() -> int:
     connection = socket.socket(fileno=int(sys.argv[1]))
     exit_on_close(connection.fileno())
     try:
+        load_ahead()
         with importing():
+            for module in beside_libraries():
+                with contextlib.suppress(ImportError):
+                    import_module(module)
             for module in ("windlass.engine.loop", "windlass.engine.load"):  # what nearly every job needs
                 import_module(module)
         mark("imports done")
