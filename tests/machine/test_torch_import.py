@@ -72,8 +72,10 @@ def loaded():
     return {Path(line.split()[-1]).name for line in open("/proc/self/maps") if ".so" in line}
 
 assert "libtorch_cpu.so" not in loaded()
-for thread in torch_import.load_ahead():
+told = []
+for thread in torch_import.load_ahead(told.append):
     thread.join()
+assert "PyTorch's libraries loaded" in told
 assert "libtorch_cpu.so" in loaded() and "torch" not in sys.modules
 import torch
 assert torch.ones(3).sum() == 3

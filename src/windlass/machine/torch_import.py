@@ -7,7 +7,7 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -38,12 +38,17 @@ def importing() -> Generator[None]:
             gc.enable()
 
 
-def load_ahead() -> list[Thread]:
+def load_ahead(tell: Callable[[str], None] = lambda what: None) -> list[Thread]:
     """Begins to load PyTorch's libraries, and to initialize CUDA's driver where there is one: that takes as long as importing modules, and needs
-    no lock of Python's, which `import torch` would hold meanwhile. What cannot be loaded is left to `import torch`, which says why."""
+    no lock of Python's, which `import torch` would hold meanwhile. What cannot be loaded is left to `import torch`, which says why.
+
+    `tell` is called when something is done."""
     if not sys.platform.startswith("linux") or "torch" in sys.modules:
         return []
-    threads = [Thread(target=_load, args=(libraries(),), daemon=True), Thread(target=_initialize_driver, daemon=True)]
+    threads = [
+        Thread(target=_load, args=(libraries(), tell), daemon=True),
+        Thread(target=_initialize_driver, args=(tell,), daemon=True),
+    ]
     for thread in threads:
         thread.start()
     return threads
@@ -58,18 +63,20 @@ def libraries() -> list[tuple[Path, int]]:
     return [(folder / name, visibility) for name, visibility in GLOBAL + LOCAL if (folder / name).is_file()]
 
 
-def _load(files: list[tuple[Path, int]]) -> None:
+def _load(files: list[tuple[Path, int]], tell: Callable[[str], None]) -> None:
     # ctypes.CDLL(file) would hold Python's lock; a function that it calls does not.
     load = ctypes.CDLL(None).dlopen
     load.restype, load.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_int]
     for file, visibility in files:
         load(bytes(file), os.RTLD_NOW | visibility)
+    tell("PyTorch's libraries loaded")
 
 
-def _initialize_driver() -> None:
+def _initialize_driver(tell: Callable[[str], None]) -> None:
     """No context is made: which device is used is not known yet."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libcuda.so.1").cuInit(0)
+        tell("CUDA's driver initialized")
 
 
 def beside_libraries() -> tuple[str, ...]:

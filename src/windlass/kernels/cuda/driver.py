@@ -197,7 +197,7 @@ class Kernel:
     ) -> None:
         if _collected is not None:
             _collected.add(self.unit)
-            _collected.needs.add((self.unit, self._name))
+            _collected.needs.add(self)
             return
         values = [
             argument.data_ptr() if isinstance(argument, Tensor) else 0 if argument is None else argument for argument in arguments
@@ -291,7 +291,7 @@ class Collected(set[Unit]):
     def __init__(self) -> None:
         super().__init__()
         self.needs: set[object] = set()
-        """Functions and tensor maps: made at the first launch, and not while a graph is captured."""
+        """Kernels and tensor maps: functions are looked up, and maps made, at the first launch, which must not be during a capture."""
 
 
 _collected: Collected | None = None
