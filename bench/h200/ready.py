@@ -2,10 +2,11 @@
 kernel compiled, then with all of them.
 
 starts  a timeline of both, from the command line to the first answer
+imports which packages an engine process spends its imports on
 profile where the main thread of a load with compiled kernels spends its time, in this process
 check   three layers loaded in the background while graphs are captured: the same bits and the same tokens as loaded one after another
 sweep   GB/s from files to tiles by threads and buffers
-Run: PYTHONPATH=src:bench/h200 python bench/h200/ready.py [starts] [profile] [check] [sweep] [--model GLM-4.5-Air] [--folder /dev/shm/model]
+Run: PYTHONPATH=src:bench/h200 python bench/h200/ready.py [starts] [imports] [profile] [check] [sweep] [--model GLM-4.5-Air] [--folder /dev/shm/model]
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import pstats
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -87,6 +89,28 @@ def answer(url: str) -> str:
         return json.load(response)["choices"][0]["text"]
 
 
+# --- imports ---------------------------------------------------------------------------------------------------------
+
+
+def imports(folder: Path) -> list[str]:
+    """Self times by package, and the slowest modules. Without what is loaded beside them, which `starts` has."""
+    del folder
+    script = "import windlass.engine.loop, windlass.engine.load"
+    text = subprocess.run([sys.executable, "-X", "importtime", "-c", script], check=True, capture_output=True, text=True).stderr
+    rows = [
+        line.removeprefix("import time:").split("|") for line in text.splitlines() if line.count("|") == 2 and "self" not in line
+    ]
+    modules = sorted(((int(own) / 1e6, name.strip()) for own, _, name in rows), reverse=True)
+    packages: dict[str, float] = {}
+    for seconds, name in modules:
+        packages[name.split(".")[0]] = packages.get(name.split(".")[0], 0.0) + seconds
+    most = sorted(packages.items(), key=lambda one: -one[1])[:6]
+    return [
+        f"imports {sum(packages.values()):.2f} s: " + ", ".join(f"{name} {seconds:.2f}" for name, seconds in most),
+        "slowest modules: " + ", ".join(f"{name} {seconds:.2f}" for seconds, name in modules[:12]),
+    ]
+
+
 # --- profile ---------------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +161,8 @@ def loaded(folder: Path) -> tuple[dict[str, Any], list[list[int]], float]:
     tensors: dict[str, Any] = dict(decoder.state_dict())
     for name, module in decoder.named_modules():
         tensors |= {f"{name}.{key}": value.data for key, value in vars(module).items() if isinstance(value, Tiles)}
+    assert engine.runner.mode == "CUDA graphs", engine.runner.mode  # a capture that failed is no error
+    assert engine.runner.is_prepared, "every graph was captured after a run"
     tokens: dict[int, list[int]] = {number: [] for number in range(len(PROMPTS))}
     for number, prompt in enumerate(PROMPTS):
         engine.submit(Submit(id=number, token_ids=prompt, sampling=GREEDY, max_tokens=12))
@@ -205,12 +231,18 @@ def copied(device: torch.device) -> str:
     return f"copies from pinned memory alone: {8 * host.numel() / (time.perf_counter() - began) / 1e9:.1f} GB/s"
 
 
-PARTS: dict[str, Callable[[Path], list[str]]] = {"starts": starts, "profile": profile, "check": check, "sweep": sweep}
+PARTS: dict[str, Callable[[Path], list[str]]] = {
+    "starts": starts,
+    "imports": imports,
+    "profile": profile,
+    "check": check,
+    "sweep": sweep,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help="starts, profile, check, sweep; all, if none is given")
+    parser.add_argument("parts", nargs="*", help="starts, imports, profile, check, sweep; all, if none is given")
     parser.add_argument("--model", default="GLM-4.5-Air")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/model"))

@@ -115,7 +115,8 @@ class LateGraphs(DecodeGraphs):
         done = self._stream.launch(lambda: tokens[: captured.chosen.shape[0]].copy_(captured.chosen))
         return InFlightStep(captured, sequences, longest, tokens, done)
 
-    def _capture(self, size: int, longest: int) -> CapturedGraph:
+    def _capture(self, size: int, longest: int, prepared: bool) -> CapturedGraph:
+        del prepared
         step = decode_step(self._step, size, longest)
         self._stream.synchronize()
         assert int(step.lengths.max()) <= longest

@@ -63,6 +63,7 @@ UNIT_KINDS = (
     UnitKind(128, Shape(2, 2, 64, 1), 1.32e-6),
 )
 """Measured in products of 32 to 2,048 rows. Small units fill the device where a matrix has few rows."""
+_KINDS_AND_TILES = tuple((kind, kind.shape.tiles) for kind in UNIT_KINDS)
 PARTS_BYTES_PER_SECOND = 3.5e12
 MOST_SLICES = 8
 
@@ -85,14 +86,16 @@ def item_rows(mean: float) -> int:
 
 @functools.cache
 def cut(rows: int, tiles: int, blocks: int, processors: int, most_slices: int = MOST_SLICES) -> Cut:
-    """The fastest way to cut a product of so many rows of x."""
-
-    def seconds(kind: UnitKind, slices: int) -> float:
-        units = -(-tiles // kind.shape.tiles) * slices * -(-rows // kind.rows)
-        waves = -(-units // processors)
-        parts = 2 * 4 * slices * rows * tiles * TILE_ROWS if slices > 1 else 0
-        return waves * blocks // slices * kind.seconds + parts / PARTS_BYTES_PER_SECOND
-
+    """The fastest way to cut a product of so many rows of x. Asked for thousands of row counts before a server is ready."""
     divisors = [n for n in range(1, most_slices + 1) if blocks % n == 0]
-    took, kind, slices = min((seconds(kind, n), kind, n) for kind in UNIT_KINDS for n in divisors)
+    part_seconds = 2 * 4 * rows * tiles * TILE_ROWS / PARTS_BYTES_PER_SECOND
+    best: tuple[float, UnitKind, int] | None = None
+    for kind, kind_tiles in _KINDS_AND_TILES:
+        units = -(-tiles // kind_tiles) * -(-rows // kind.rows)
+        for n in divisors:
+            took = -(-units * n // processors) * blocks // n * kind.seconds + (n * part_seconds if n > 1 else 0)
+            if best is None or took <= best[0]:
+                best = (took, kind, n) if best is None else min(best, (took, kind, n))
+    assert best is not None
+    took, kind, slices = best
     return Cut(kind.rows, kind.shape, slices, took)

@@ -12,7 +12,7 @@ import msgspec
 from windlass.cli.convert.advice import offer, warnings
 from windlass.core.scheme import GROUPS, scheme
 from windlass.errors import BadInput, MissingExtra
-from windlass.machine.garbage import importing
+from windlass.machine.torch_import import importing
 from windlass.open.progress import byte_progress, token_progress
 from windlass.units import parse_bytes
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from windlass.cli.train.options import LOG, PLOT, PROFILE, TrainingRun
 from windlass.errors import BadInput, Error
-from windlass.machine.garbage import importing
+from windlass.machine.torch_import import importing
 
 if TYPE_CHECKING:
     from windlass.train.checkpoint import Checkpoints

@@ -98,39 +98,37 @@ class DecodeGraphs:
         """Whether sequences of that length are in its class."""
         return captured.longest == length_class(longest)
 
-    def capture_usual(self) -> None:
-        """Largest first: smaller ones then find room in the memory of these."""
+    def capture_usual(self, prepared: bool = False) -> None:
+        """Largest first: smaller ones then find room in the memory of these. `prepared`: the decoder's kernels have been launched before."""
         for size in reversed(self._sizes):
             for longest in LENGTHS[:USUAL_LENGTHS]:
                 if not self.why_not:
-                    self.get(size, longest)
+                    self.get(size, longest, prepared)
 
     def usual_steps(self) -> list[Step]:
         """The steps of these graphs."""
         return usual_steps(self._step, self._sizes)
 
-    def get(self, size: int, longest: int) -> CapturedGraph | None:
-        """Captures it if need be. Its results include padding rows, and are valid until the next replay.
+    def get(self, size: int, longest: int, prepared: bool = False) -> CapturedGraph | None:
+        """Captures it if need be. Its results include padding rows, and are valid until the next replay. `prepared`: see `capture_usual`.
 
         None: the decoder synchronizes with the device, so that it cannot be captured.
         """
         key = size, length_class(longest)
         if key not in self._graphs:
-            captured = self._capture(*key)
+            captured = self._capture(*key, prepared)
             if captured is None:
                 return None
             self._graphs[key] = captured
         return self._graphs[key]
 
-    def _capture(self, size: int, longest: int) -> CapturedGraph | None:
+    def _capture(self, size: int, longest: int, prepared: bool) -> CapturedGraph | None:
         step = decode_step(self._step, size, longest)
         with torch.inference_mode():
-            # Warmup: kernels cannot be compiled during capture.
-            logits = self._decoder(step, self._caches)
-            num_tokens = self._num_tokens or logits.shape[1]
-            if self._logits is None:
-                self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=logits.dtype, device=logits.device)
-            greedy(logits, num_tokens, copied(step), self._counts, self._space)
+            if self._logits is None or not prepared:
+                self._run(step)
+            assert self._logits is not None
+            num_tokens = self._num_tokens or self._logits.shape[1]
             graph = torch.cuda.CUDAGraph()
             try:
                 with capturing(graph, self._pool, self._stream):
@@ -141,6 +139,13 @@ class DecodeGraphs:
                 self.why_not = str(error).splitlines()[0]
                 return None
         return CapturedGraph(graph, logits, chosen, longest)
+
+    def _run(self, step: Step) -> None:
+        """Before capture, during which kernels cannot be compiled."""
+        logits = self._decoder(step, self._caches)
+        if self._logits is None:
+            self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=logits.dtype, device=logits.device)
+        greedy(logits, self._num_tokens or logits.shape[1], copied(step), self._counts, self._space)
 
     def _kept(self, logits: Tensor) -> Tensor:
         assert self._logits is not None

@@ -20,8 +20,8 @@ from windlass.core.ranks.frames import read_frame
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.engine.progress import ThrottledProgress
 from windlass.engine.ranks.messages import RankHeartbeat
-from windlass.machine.garbage import importing
 from windlass.machine.parent_death import kill_with_parent
+from windlass.machine.torch_import import importing
 
 if TYPE_CHECKING:
     from windlass.engine.ranks.supervisor import SupervisorConnection

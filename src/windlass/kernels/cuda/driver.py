@@ -177,6 +177,7 @@ class Kernel:
     def __init__(self, unit: Unit, function: str, signature: str, packed: bool, shared_bytes: int = 0) -> None:
         """`packed`: the arguments are the fields of one structure passed by value."""
         self.unit, self._name, self._shared_bytes = unit, function, shared_bytes
+        self._device = unit.device
         self._function: ctypes.c_void_p | None = None
         self._can_depend = torch.cuda.get_device_capability(unit.device)[0] >= HOPPER
         self._fields = struct.Struct(
@@ -196,6 +197,7 @@ class Kernel:
     ) -> None:
         if _collected is not None:
             _collected.add(self.unit)
+            _collected.needs.add(self)
             return
         values = [
             argument.data_ptr() if isinstance(argument, Tensor) else 0 if argument is None else argument for argument in arguments
@@ -205,7 +207,7 @@ class Kernel:
         config.grid[:] = (*grid, *(1,) * (3 - len(grid)))
         config.block[0] = threads
         config.shared_bytes = shared_bytes
-        config.stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+        config.stream = torch._C._cuda_getCurrentRawStream(self._device)
         config.num_attributes = self._can_depend and (DEPENDENT if dependent is None else dependent)
         status = _launch()(self._config_at, self._function or self._load(), self._pointers, None)
         if status:
@@ -238,11 +240,17 @@ def _launch() -> Callable[..., int]:
     return ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx
 
 
+@functools.cache
+def _digest(text: str) -> str:
+    """A hundred kernels are compiled from a dozen texts."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _cubin(text: str, defines: Mapping[str, int | str], target: str) -> bytes:
     """From the disk cache, if the same compiler compiled it before."""
     version = (ctypes.c_int * 2)()
     _nvrtc().nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
-    key = hashlib.sha256(repr((text, sorted(defines.items()), target, tuple(version))).encode()).hexdigest()
+    key = hashlib.sha256(repr((_digest(text), sorted(defines.items()), target, tuple(version))).encode()).hexdigest()
     file = cache_folder() / f"{key[:32]}.cubin"
     with contextlib.suppress(OSError):
         return file.read_bytes()
@@ -277,14 +285,23 @@ def kernel(
     return Kernel(unit, function, signature, packed, shared_bytes)
 
 
-_collected: set[Unit] | None = None
+class Collected(set[Unit]):
+    """What launches need to be compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs: set[object] = set()
+        """Kernels and tensor maps: functions are looked up, and maps made, at the first launch, which must not be during a capture."""
+
+
+_collected: Collected | None = None
 
 
 @contextmanager
-def collecting() -> Iterator[set[Unit]]:
+def collecting() -> Iterator[Collected]:
     """Within, no kernel is launched: what their launches need is noted, to be compiled together. Results are whatever was in memory."""
     global _collected
-    before, _collected = _collected, set()
+    before, _collected = _collected, Collected()
     try:
         yield _collected
     finally:
@@ -317,6 +334,8 @@ def rows_map(data: Tensor, rows: int) -> Tensor:
     """A tensor map of `data` [matrices, tiles, blocks, block bytes], for copies of one block of `rows` tiles. On the device."""
     matrices, tiles, blocks, block_bytes = data.shape
     key = (data.data_ptr(), matrices * tiles, blocks, block_bytes, rows)
+    if _collected is not None:
+        _collected.needs.add(key)
     if key not in _maps:
         _maps[key] = _make_rows_map(*key).to(data.device)
     return _maps[key]

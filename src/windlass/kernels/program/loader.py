@@ -141,6 +141,7 @@ class CudaSide:
         torch.cuda.current_stream(device).synchronize()  # what used this memory before is done; and there is a context
         self._memory, context = ctypes.c_void_p(), ctypes.c_void_p()
         self._streams: list[int] = []
+        self._repacks: dict[int, int] = {}
         with torch.cuda.device(device):
             driver.call("cuCtxGetCurrent", "looking up the device's context", ctypes.byref(context))
             size = ctypes.c_size_t(count * slot_bytes)
@@ -155,8 +156,10 @@ class CudaSide:
         ]
 
     def repack(self, group: int) -> int:
-        with torch.cuda.device(self._device):
-            return driver.kernel("small.cu", "PPPIIIIQ", "repack", packed=False, GROUP=group).function
+        if group not in self._repacks:  # asked for with every chunk
+            with torch.cuda.device(self._device):
+                self._repacks[group] = driver.kernel("small.cu", "PPPIIIIQ", "repack", packed=False, GROUP=group).function
+        return self._repacks[group]
 
     def settle(self) -> None:
         for stream in self._streams:

@@ -27,7 +27,7 @@ from windlass.kernels.cuda.layout import Tiles, fits_tiles, quantized
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
 from windlass.nn.fused.feed_forward import DenseFeed, OffloadedFeed, RoutedFeed, SlicedFeed, dense_feed, routed_feed, wide_product
-from windlass.nn.fused.prompts import BEGUN_ROWS, Prompts, attend_whole, continued, padded_rows, prompts_of
+from windlass.nn.fused.prompts import BEGUN_ROWS, Prompts, attend_whole, continued, padded_rows, planned_rows, prompts_of
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.attention import AttentionMixer
 from windlass.nn.moe import MixtureOfExperts
@@ -314,24 +314,64 @@ class FusedDecoder:
 
     def prepare(
         self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache], then: Iterable[Callable[[], object]] = ()
-    ) -> None:
-        """Compiles what these steps need, what is called after them, and steps of up to so many rows, several kernels at a time."""
+    ) -> bool:
+        """Compiles what these steps need, what is called after them, and steps of up to so many rows, several kernels at a time.
+
+        Returns whether nothing is left to be made when such steps are captured, and attention of new prompts is planned."""
+        steps, units = list(steps), {variant.unit for variant in self._integer_kernels(max_rows)}
+        needs: list[set[object]] = []
+        for step in steps:
+            with driver.collecting() as found:
+                self(step, caches)
+            units |= found
+            needs.append(found.needs)
+        with driver.collecting() as found:
+            for call in then:
+                call()
+        with ThreadPoolExecutor(2) as others:  # Triton's compiler uses one core, and nearly as long as the others together
+            begun = others.submit(self._compile_begun, steps[0], caches[0], max_rows)
+            compiled = others.submit(driver.compile_all, units | found)
+            self._plan_prompts(max_rows)
+            compiled.result()
+            begun.result()
+        if self._depends_on_placement or not all(layer.in_int8 for layer in self.layers):
+            return False
+        self._launch_once(steps, needs, caches)
+        return True
+
+    @property
+    def _depends_on_placement(self) -> bool:
+        """Whether steps wait for other ranks, or for weights that lie elsewhere."""
+        return not self.decoder.shard.is_whole or any(isinstance(layer.feed, OffloadedFeed | SlicedFeed) for layer in self.layers)
+
+    def _integer_kernels(self, max_rows: int) -> set[int8.Variant]:
         needed: set[int8.Variant] = set()
         for layer in {type(layer.feed): layer for layer in self.layers if layer.in_int8}.values():
             counts = range(layer.most_streamed + 1, max_rows + 1)
             needed |= {int8.whole_variant(rows, layer.qkv) for rows in counts}
             needed |= {int8.parts_variant(rows, layer.out) for rows in counts}
             needed |= layer.feed.int8_kernels(counts)
-        steps = list(steps)
-        with driver.collecting() as units:
-            for step in steps:
+        return needed
+
+    def _plan_prompts(self, max_rows: int) -> None:
+        """Attention of new prompts, once for each padded length: cuDNN keeps plans, those of each thread apart, so this is done in the one that runs
+        steps. It leaves Python's lock to the compilers meanwhile."""
+        layer = self.layers[0]
+        device = layer.qkv.data.device
+        if device.type != "cuda":
+            return
+        with sdpa_kernel(BACKENDS, set_priority=True):
+            for rows in planned_rows(max_rows):
+                qkv = torch.zeros(rows, layer.qkv.rows, dtype=torch.bfloat16, device=device)
+                attend_whole(*layer.heads_of(qkv), layer.mixer.scale)
+
+    def _launch_once(self, steps: Sequence[Step], needs: Sequence[set[object]], caches: Sequence[KvCache]) -> None:
+        """Runs as few steps as make what all of them need, in every layer: functions are looked up and tensor maps made at their first launch."""
+        made: set[object] = set()
+        for step, needed in zip(steps, needs, strict=True):
+            if not needed <= made:
                 self(step, caches)
-            for call in then:
-                call()
-        with ThreadPoolExecutor(1) as other:  # Triton's compiler uses one core, and nearly as long as the others together
-            begun = other.submit(self._compile_begun, steps[0], caches[0], max_rows)
-            driver.compile_all(units | {variant.unit for variant in needed})
-            begun.result()
+                made |= needed
 
     @torch.inference_mode()
     def _compile_begun(self, step: Step, cache: KvCache, max_rows: int) -> None:

@@ -15,6 +15,8 @@ PROMPT_ROWS = 256
 """New prompts are padded to a multiple of so many rows for attention."""
 BEGUN_ROWS = (20, 700)
 """Of prompts that have begun: attention of few and of many rows uses different kernels."""
+FEW_PLANNED_FROM = 2048
+"""New prompts of more rows are rare in one step: only powers of two of these are planned ahead."""
 FRESH_SEQUENCES = 16
 """Up to this many new prompts in a step use PyTorch's attention, one call each."""
 
@@ -35,6 +37,13 @@ def padded_rows(rows: int) -> int:
     """cuDNN plans each length anew, which takes longer than the attention itself: few lengths are used. Rows behind the last one of a prompt
     change nothing, as attention is causal; they are those of the next prompt, or zeros."""
     return -(-rows // PROMPT_ROWS) * PROMPT_ROWS
+
+
+def planned_rows(max_rows: int) -> list[int]:
+    """Padded lengths of new prompts in steps of up to so many rows, for which attention is planned before the first request."""
+    most = padded_rows(max_rows)
+    few = [FEW_PLANNED_FROM << shift for shift in range(1, 8)]
+    return [*range(PROMPT_ROWS, min(most, FEW_PLANNED_FROM) + 1, PROMPT_ROWS), *(rows for rows in few if rows <= most)]
 
 
 def attend_whole(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from windlass.formats.disk.atomic import write_atomically
-from windlass.machine.garbage import importing
+from windlass.machine.torch_import import importing
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig

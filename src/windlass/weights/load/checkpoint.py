@@ -209,8 +209,11 @@ class CheckpointWeights:
 
     @cached_property
     def _held(self) -> list[_Alike]:
+        return self._alike_of(self._layers)
+
+    def _alike_of(self, layers: Interval) -> list[_Alike]:
         experts = self._share.experts(self.spec.experts.num_experts) if self.spec.experts else None
-        return self._alike(self._index.held(self.spec, self._layers, experts))
+        return self._alike(self._index.held(self.spec, layers, experts))
 
     def _alike(self, tensors: Iterable[ModelTensor]) -> list[_Alike]:
         found: list[_Alike] = []
@@ -299,8 +302,7 @@ class CheckpointWeights:
 
     def _can_be_tiled(self) -> bool:
         """All layers of the model: those of other stages too."""
-        experts = self._share.experts(self.spec.experts.num_experts) if self.spec.experts else None
-        every = self._alike(self._index.held(self.spec, (0, self.spec.num_layers), experts))
+        every = self._held if self._layers == (0, self.spec.num_layers) else self._alike_of((0, self.spec.num_layers))
         return all(
             can_tile(alike.form.codes, alike.first.num_rows, alike.first.num_in) for alike in every if _is_tiled(alike.first)
         )

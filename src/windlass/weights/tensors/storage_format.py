@@ -90,14 +90,25 @@ def storage_format(store: TensorStore, tensor: ModelTensor, location: TensorLoca
 
 
 class StorageFormats:
-    """`storage_format` of a store's tensors, found once per rule and stored form: experts are alike. Equal ones are one object."""
+    """`storage_format` of a store's tensors, found once per rule and stored form: experts are alike. Equal ones are one object.
+
+    Each tensor is asked for several times while a model is opened and loaded; only the first time its parts are looked up."""
 
     def __init__(self, store: TensorStore) -> None:
         self._store, self._names = store, store.names()
         self._has_blocks = hasattr(store, "block_type")
         self._found: dict[tuple[int, bool, str, Form | str], tuple[Rule, StorageFormat]] = {}
+        self._known: dict[tuple[int, str], StorageFormat] = {}
+        """By rule and stored name."""
 
     def of(self, tensor: ModelTensor, location: TensorLocation) -> StorageFormat:
+        key = id(tensor.rule), location.name
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._of(tensor, location)
+        return known
+
+    def _of(self, tensor: ModelTensor, location: TensorLocation) -> StorageFormat:
         rule = tensor.rule
         form = location.name if self._has_blocks else stored_form(self._store, self._names, location)
         key = id(rule), location.packed, location.source.encoding, form  # hashing a rule takes longer than the rest
