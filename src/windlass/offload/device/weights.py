@@ -296,6 +296,10 @@ class DeviceTier:
             read_seconds=reads.busy_seconds,
         )
 
+    def burst_speed(self, experts: int) -> float:
+        """Bytes per second of the disk where layers miss so many experts at a time; 0: there is none. Before the first step."""
+        return 0.0 if self._memory.disk is None else self._memory.disk.burst_speed(experts)
+
     def measure(self) -> Speeds:
         """Link and CPU, each beside the other, as they were measured before loading: there may be no room for it now. The disk by itself, now."""
         speeds, disk = self.speeds or Speeds(host=0.0, disk=0.0), self._memory.disk

@@ -28,6 +28,7 @@ from windlass.core.tiers.device import (
     plan_device,
 )
 from windlass.core.tiers.exchange import FETCHED
+from windlass.core.tiers.misses import IN_BURSTS
 from windlass.core.tiers.placement import place_tiers
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement
 from windlass.errors import DoesNotFit
@@ -159,7 +160,12 @@ def _speeds(slot: DeviceSlot, node: Node, sharing: int, fetched: float) -> Speed
     if slot.device.kind == "cpu":
         return Speeds(host=slot.device.measured_bandwidth, disk=disk)
     link = min(fetched * (slot.device.host_bandwidth or node.ram_bandwidth), node.ram_bandwidth / sharing)
-    return Speeds(device=slot.device.measured_bandwidth, link=link, host=max(node.ram_bandwidth / sharing - link, 1.0), disk=disk)
+    return Speeds(
+        device=slot.device.measured_bandwidth,
+        link=link,
+        host=max(node.ram_bandwidth / sharing - link, 1.0),
+        disk=disk * IN_BURSTS,
+    )
 
 
 def _offloaded(placed: TierPlacement, demand: Demand) -> Offloaded:
