@@ -15,7 +15,7 @@ from windlass.core.plan import DeviceMemoryPlan, Reason
 from windlass.core.rule import Rule
 from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.below import RoomBelow, with_disk
-from windlass.core.tiers.budget import LOADING_BYTES, PROCESS_BYTES, activation_bytes
+from windlass.core.tiers.budget import GPU_PROCESS_BYTES, LOADING_BYTES, PROCESS_BYTES, activation_bytes
 from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.device import (
     OTHER_BYTES,
@@ -102,9 +102,10 @@ class _RankPlacer:
         return self._beside_gpu(slot, held, demand, limits, speeds, self._below(node, self._ranks[slot.node]))
 
     def _below(self, node: Node, sharing: int) -> RoomBelow:
-        """Host memory and disk of a rank on a GPU. The disk is for experts alone."""
+        """Host memory and disk of a rank on a GPU, beside its process. The disk is for experts alone."""
         disk = node.disk_bytes // sharing if self._found.spec.experts is not None else 0
-        return RoomBelow(int(node.ram_bytes * HOST_FRACTION / sharing), disk)
+        each = node.ram_bytes / sharing
+        return RoomBelow(max(int(min(each * HOST_FRACTION, each - GPU_PROCESS_BYTES - LOADING_BYTES)), 0), disk)
 
     def _beside_gpu(
         self, slot: DeviceSlot, held: DeviceMemoryPlan, demand: Demand, limits: DeviceLimits, speeds: Speeds, room: RoomBelow
