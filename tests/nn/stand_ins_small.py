@@ -97,6 +97,7 @@ class Small:
         self, logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0, *, softmax: bool = False
     ) -> tuple[Tensor, Tensor]:
         plain(torch.float32, logits)
+        logits = logits if logits.dim() == 2 else logits.sum(1)
         return route_reference(logits, correction, num_active, routed_scale, softmax=softmax)
 
     # --- attention

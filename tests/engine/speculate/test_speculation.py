@@ -163,17 +163,23 @@ class Clock:
 
     def __init__(self, engine: Engine, per_row: float) -> None:
         self._engine, self._per_row, self._now, self._before = engine, per_row, 0.0, 0
+        self._late = 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Before the end of a step."""
+        self._late = seconds
 
     def __call__(self) -> float:
         decoder: Any = self._engine.runner.decoder
         rows, self._before = decoder.num_rows - self._before, decoder.num_rows
-        self._now += 1 + self._per_row * (rows - 1) if rows else 0.0
+        if rows:
+            self._now, self._late = self._now + 1 + self._per_row * (rows - 1) + self._late, 0.0
         return self._now
 
 
 def with_follower(wrong: float, per_row: float) -> tuple[Engine, Follower]:
     decoder = FakeDecoder(VOCAB)
-    engine = make_engine(decoder, VOCAB, max_drafts=1, max_step_logits=20)
+    engine = make_engine(decoder, VOCAB, max_drafts=1, max_step_logits=20, context_tokens=1024, num_blocks=80)
     engine._clock = Clock(engine, per_row)
     model = Follower(lambda history, count: decoder.greedy(history, count), wrong, VOCAB)
     engine.speculation = Speculation(
@@ -190,12 +196,51 @@ def test_auto_goes_on_drafting_where_it_pays() -> None:
     assert engine.stats().steps < 85
 
 
+@pytest.mark.parametrize("wrong", [0.1, 0.25, 0.35])
+def test_auto_drafts_as_often_as_it_pays(wrong: float) -> None:
+    """A second row costs half a step, as of GLM-4.5-Air on an H200: one that is accepted in more than half of the cases pays. What few steps
+    of a first answer say does not decide about the next one."""
+    engine, _ = with_follower(wrong, per_row=0.5)
+    answers(engine, [Submit(1, [1, 2, 3], GREEDY, max_tokens=32)])
+    before = engine.stats()
+    answers(engine, [Submit(2, [4, 5, 6], GREEDY, max_tokens=512)])
+    after = engine.stats()
+    assert after.drafted - before.drafted > 0.95 * (after.steps - before.steps)
+
+
+def test_one_slow_step_ends_nothing() -> None:
+    """A graph that is captured when a sequence has grown."""
+    engine, _ = with_follower(wrong=0.3, per_row=0.5)
+    clock: Any = engine._clock
+    engine.submit(Submit(1, [1, 2, 3], GREEDY, max_tokens=400))
+    while engine.has_work:
+        if engine.stats().drafted in (1, 60):
+            clock.wait(100)
+        engine.step()
+    assert engine.stats().drafted > 0.95 * engine.stats().steps
+
+
 def test_auto_follows_nothing_where_it_does_not_pay() -> None:
     """A sequence that was not followed all the way is left alone: a model that follows it would cost time, and could not draft."""
     engine, model = with_follower(wrong=1.0, per_row=0.9)
     answers(engine, [Submit(1, [1, 2, 3], GREEDY, max_tokens=200)])
     assert model.num_followed < 20
     assert engine.stats().drafted < 20
+
+
+@pytest.mark.parametrize("wrong", [0.2, 0.6])
+def test_auto_turns_to_lookup_where_the_answer_copies(wrong: float) -> None:
+    """Though the model comes first, which is thought to be right more often: lookup is judged by what came instead of its drafts."""
+    decoder = Copying(VOCAB)
+    engine = make_engine(decoder, VOCAB, max_drafts=8, max_step_logits=20, context_tokens=1024, num_blocks=80)
+    engine._clock = Clock(engine, 0.1)
+    model = Follower(lambda history, count: decoder.greedy(history, count), wrong, VOCAB)
+    engine.speculation = Speculation(
+        auto=True, ngram=True, model=model, model_drafts=1, clock=itertools.count().__next__, drafts_in_step=True
+    )
+    prompt = [3, 9, 4, 1, 5, 2, 6, 8, 7] * 3
+    assert answers(engine, [Submit(1, prompt, GREEDY, max_tokens=180)])[0][0] == prompt[:9] * 20
+    assert engine.stats().steps < 55
 
 
 class Copying(FakeDecoder):

@@ -156,6 +156,8 @@ def test_experts_of_many_rows() -> None:
     expected_ids, expected_weights = route_reference(logits, correction, 8)
     assert torch.equal(ids, expected_ids)
     close(weights, expected_weights, 1e-6)
+    parts = torch.stack((logits.bfloat16().float(), logits - logits.bfloat16().float(), torch.zeros_like(logits)), dim=1)
+    assert torch.equal(route.choose_many(parts, correction, 8)[0], expected_ids)
     gain, plain = torch.rand(1024, device="cuda"), experts_reference(x, ids, weights, gate_up, down, num_shared=1)
     for size in (64, 128, 144, 160):
         chosen, expected = route.dispatch(ids, weights, 32, 1, size), route.dispatch(ids.cpu(), weights.cpu(), 32, 1, size)

@@ -14,7 +14,7 @@ import msgspec
 
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
-from windlass.engine.speculate.control import Control, after_step, counts, with_verdict
+from windlass.engine.speculate.control import FOLLOWING, LOOKUP, Acceptance, after_step, begun, counts, is_measuring, new_control
 from windlass.engine.speculate.ngram import NgramIndex
 
 NGRAM, MODEL, PLAIN = "ngram", "model", "plain"
@@ -47,10 +47,12 @@ class SequenceDrafts:
     """What is kept of a sequence."""
 
     index: NgramIndex = field(default_factory=NgramIndex)
-    rates: dict[str, float] = field(default_factory=dict[str, float])
+    accepted: dict[str, Acceptance] = field(default_factory=dict[str, Acceptance])
     model_drafts: tuple[int, ...] = ()
     source: str = ""
     """Of the drafts in the current step."""
+    passed_over: tuple[int, tuple[int, ...]] = (0, ())
+    """Tokens there were when lookup found these, and the model's were taken: what came says whether they were right."""
 
 
 class Speculation:
@@ -71,8 +73,12 @@ class Speculation:
         self._ngram, self.model, self._clock = ngram, model, clock
         self.max_drafts = max_drafts or max(MAX_DRAFTS[NGRAM] if ngram else 0, MAX_DRAFTS[MODEL] if model else 0)
         self._initial = {
-            source: Control(auto=auto, max_drafts=min(self.max_drafts, most))
-            for source, most, is_used in ((NGRAM, MAX_DRAFTS[NGRAM], ngram), (MODEL, model_drafts, model is not None))
+            source: new_control(trying, auto=auto, max_drafts=min(self.max_drafts, most))
+            for source, trying, most, is_used in (
+                (NGRAM, LOOKUP, MAX_DRAFTS[NGRAM], ngram),
+                # What must be drafted need not be tried: only how many is asked, which what came last tells best.
+                (MODEL, FOLLOWING if auto else LOOKUP, model_drafts, model is not None),
+            )
             if is_used
         }
         self.controls = dict(self._initial)
@@ -80,7 +86,8 @@ class Speculation:
         self._made: dict[int, Sequence[int]] = {}
         """Drafts after each row of the step, by sequence, where the device has made them already."""
         self._of: dict[int, SequenceDrafts] = {}
-        self._offered: set[str] = set()
+        self._left_out: set[str] = set()
+        """Sources whose drafts are not verified in this step, since they would not pay."""
         self._has_waiting = False
         """Whether there are drafts that a step under way keeps from being verified."""
         self.num_drafted = self.num_accepted = 0
@@ -98,28 +105,51 @@ class Speculation:
         offers: dict[str, list[tuple[EngineSequence, SequenceDrafts, tuple[int, ...]]]] = {}
         for sequence in decoding:
             state = self._of.setdefault(sequence.id, SequenceDrafts())
-            state.source, drafts = self._offer(sequence, state, under_way)
+            state.source, drafts = self._offer(sequence, state, len(decoding), under_way)
             if drafts:
                 offers.setdefault(state.source, []).append((sequence, state, drafts))
-        self._offered = set() if under_way == PLAIN else set(offers)
+        self._left_out = set()
         for source, given in offers.items():
-            control = self.controls[source]
-            rates = [state.rates.get(source, control.rate) for _, state, _ in given]
-            seconds = self._draft_seconds if source == MODEL and not self._drafts_in_step else 0.0
-            for (sequence, _, drafts), count in zip(given, counts(control, rates, len(decoding), seconds), strict=True):
+            chosen = self._chosen(source, [state for _, state, _ in given], len(decoding))
+            if not any(chosen) and under_way != PLAIN and not is_measuring(self.controls[source], len(decoding)):
+                self._left_out.add(source)
+            for (sequence, _, drafts), count in zip(given, chosen, strict=True):
                 sequence.drafts = () if under_way == PLAIN else drafts[:count]
                 self._has_waiting |= under_way == PLAIN and count > 0
 
-    def _offer(self, sequence: EngineSequence, state: SequenceDrafts, under_way: str) -> tuple[str, tuple[int, ...]]:
-        """Of lookup and the model, what is accepted more often; of equals lookup, which has more drafts."""
+    def _chosen(self, source: str, states: Sequence[SequenceDrafts], num_rows: int) -> tuple[int, ...]:
+        if source == MODEL and self.controls[MODEL].is_due:
+            self.controls[MODEL] = begun(self.controls[MODEL])
+        seconds = self._draft_seconds if source == MODEL and not self._drafts_in_step else 0.0
+        return counts(self.controls[source], [self._accepted(state, source).rate for state in states], num_rows, seconds)
+
+    def _accepted(self, state: SequenceDrafts, source: str) -> Acceptance:
+        return state.accepted.get(source) or self.controls[source].of_sequence
+
+    def _offer(
+        self, sequence: EngineSequence, state: SequenceDrafts, num_rows: int, under_way: str
+    ) -> tuple[str, tuple[int, ...]]:
+        """Of lookup and the model, what is accepted more often; of equals lookup, which has more drafts. Not lookup that would be left out."""
         drafts, state.model_drafts = state.model_drafts, ()
         found = state.index.draft(sequence.tokens, self.controls[NGRAM].max_drafts) if self._ngram else ()
-        rates = {source: state.rates.get(source, control.rate) for source, control in self.controls.items()}
-        if found and (not drafts or rates[NGRAM] >= rates[MODEL]):
-            if not (drafts and under_way == MODEL):
-                return NGRAM, found
-            self._has_waiting = True
-        return (MODEL, drafts) if drafts else ("", ())
+        self._judge_passed_over(sequence, state)
+        if not found or not drafts:
+            return (NGRAM, found) if found else (MODEL, drafts) if drafts else ("", ())
+        is_better = self._accepted(state, NGRAM).rate >= self._accepted(state, MODEL).rate
+        is_better = is_better and any(self._chosen(NGRAM, [state], num_rows))
+        if is_better and under_way != MODEL:
+            return NGRAM, found
+        self._has_waiting |= is_better
+        state.passed_over = (len(sequence.tokens), found)
+        return MODEL, drafts
+
+    def _judge_passed_over(self, sequence: EngineSequence, state: SequenceDrafts) -> None:
+        """Lookup is judged also where it was not asked, by the tokens that came instead: else one that was wrong at first would stay so."""
+        (start, found), state.passed_over = state.passed_over, (0, ())
+        came = sequence.tokens[start : start + len(found)] if found else []
+        if came:
+            right = next((place for place, token in enumerate(came) if token != found[place]), len(came))
+            self._take_verdict(state, NGRAM, len(came), right)
 
     def observe(self, batch: ScheduledBatch, seconds: float) -> None:
         """The step is done, and its tokens are appended: learns from it, and lets the model draft."""
@@ -140,8 +170,13 @@ class Speculation:
     def drafts_from_model(self) -> bool:
         """Whether the model's drafts pay, or may."""
         control = self.controls[MODEL]
-        # One step without drafts measures what they gain, and may be followed by drafts again.
-        return not control.auto or control.idle_steps <= 1 or control.idle_steps >= control.probe_after - 1
+        return self._drafts_go_on or control.idle_steps >= control.probe_after - 1
+
+    @property
+    def _drafts_go_on(self) -> bool:
+        """A step in which the model's drafts do not pay measures what they gain, and may be followed by drafts again."""
+        control = self.controls[MODEL]
+        return not control.auto or control.idle_steps <= 1
 
     @property
     def goes_on(self) -> bool:
@@ -183,7 +218,8 @@ class Speculation:
                 seconds=seconds,
                 drafted=made,
                 accepted=right,
-                offered=source == MODEL or source in self._offered,
+                # Of a model that was given up there are no drafts, and steps count until it is tried again.
+                offered=source in self._left_out or (source == MODEL and not self._drafts_go_on),
             )
 
     def _judge(self, chunk: Chunk, accepted: int) -> None:
@@ -192,10 +228,13 @@ class Speculation:
         state = self._of.get(chunk.sequence.id)
         if state is None or not state.source:
             return
-        control, number = self.controls[state.source], len(chunk.drafts)
-        state.rates[state.source] = with_verdict(state.rates.get(state.source, control.rate), number, accepted)
-        rate = control.rate + (with_verdict(control.rate, number, accepted) - control.rate) / 2
-        self.controls[state.source] = msgspec.structs.replace(control, rate=rate)
+        self._take_verdict(state, state.source, len(chunk.drafts), accepted)
+
+    def _take_verdict(self, state: SequenceDrafts, source: str, drafted: int, accepted: int) -> None:
+        control = self.controls[source]
+        state.accepted[source] = self._accepted(state, source).judged(drafted, accepted)
+        judged = control.acceptance.judged(drafted, accepted)
+        self.controls[source] = msgspec.structs.replace(control, acceptance=judged)
 
     # --- the model's drafts
 
@@ -226,7 +265,7 @@ class Speculation:
             return
         control = self.controls[MODEL]
         states = [self._of.setdefault(sequence.id, SequenceDrafts()) for sequence in wanted]
-        rates = [state.rates.get(MODEL, control.rate) for state in states]
+        rates = [self._accepted(state, MODEL).rate for state in states]
         chosen = [max(count, 1) for count in counts(control, rates, len(wanted), self._draft_seconds)]
         for state, drafts in zip(states, model.draft(list(zip(wanted, chosen, strict=True))), strict=True):
             state.model_drafts = drafts

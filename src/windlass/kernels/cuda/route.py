@@ -141,11 +141,12 @@ def route_many(
 def choose_many(
     logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0, *, softmax: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Top-k ids and weights alone, any number of rows."""
-    rows, num_experts = logits.shape
+    """Top-k ids and weights alone, any number of rows. logits fp32 [rows, experts], or [rows, parts, experts], which are added up."""
+    rows, num_experts = logits.shape[0], logits.shape[-1]
+    parts = {} if logits.dim() == 2 else {"LOGIT_PARTS": logits.shape[1]}
     ids = torch.empty(rows, num_active, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, num_active, dtype=torch.float32, device=logits.device)
-    run = driver.kernel("small.cu", "PPPPIIf", "choose_many", packed=False, EXPERTS=num_experts, SOFTMAX=int(softmax))
+    run = driver.kernel("small.cu", "PPPPIIf", "choose_many", packed=False, EXPERTS=num_experts, SOFTMAX=int(softmax), **parts)
     run((-(-rows // 4),), 128, logits, correction, ids, weights, rows, num_active, routed_scale)
     return ids, weights
 

@@ -212,7 +212,7 @@ class RoutedFeed:
         return self._products(x, self._dispatched(x, FEW_ROWS))
 
     def _dispatched(self, x: Tensor, item_rows: int) -> Routes:
-        logits = wide_product(x, self._router_parts).view(x.shape[0], 3, -1).sum(1)
+        logits = wide_product(x, self._router_parts).view(x.shape[0], 3, -1)
         ids, weights = route.choose_many(logits, self.correction, self.num_active, self.scale, softmax=self.softmax)
         return route.dispatch(ids, weights, self.num_experts, self.num_shared, item_rows)
 

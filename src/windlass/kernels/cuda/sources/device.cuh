@@ -171,10 +171,14 @@ DEVICE u32 ordered(float x) {
 #ifndef SOFTMAX
 #define SOFTMAX 0
 #endif
-template <u32 PER>
+template <u32 PER, u32 SUMMANDS = 1>  // logits are sums of so many
 DEVICE void scores_of(const float* logits, const float* correction, u32 lane, float (&score)[PER], u32 (&key)[PER]) {
 #pragma unroll
-    for (u32 i = 0; i < PER; i++) score[i] = __ldcg(logits + i * 32 + lane);
+    for (u32 i = 0; i < PER; i++) {
+        score[i] = __ldcg(logits + i * 32 + lane);
+#pragma unroll
+        for (u32 p = 1; p < SUMMANDS; p++) score[i] += __ldcg(logits + p * PER * 32 + i * 32 + lane);
+    }
 #if SOFTMAX
     float most = score[0];
 #pragma unroll
@@ -213,11 +217,11 @@ DEVICE u32 take_best(const float (&score)[PER], u32 (&key)[PER], u32 lane, float
     return chosen;
 }
 // A warp chooses `active` experts; lane r has the r-th.
-template <u32 PER>
+template <u32 PER, u32 SUMMANDS = 1>
 DEVICE void choose(const float* logits, const float* correction, u32 active, float routed_scale, u32 lane, int& id, float& weight) {
     float score[PER];
     u32 key[PER];
-    scores_of<PER>(logits, correction, lane, score, key);
+    scores_of<PER, SUMMANDS>(logits, correction, lane, score, key);
     float total = 0.f, mine = 0.f;
     for (u32 r = 0; r < active; r++) {
         float s;

@@ -160,6 +160,9 @@ extern "C" __global__ void __launch_bounds__(256) router_many(const u16* x, cons
 #ifndef EXPERTS
 #define EXPERTS 128
 #endif
+#ifndef LOGIT_PARTS
+#define LOGIT_PARTS 1
+#endif
 extern "C" __global__ void __launch_bounds__(128)
     choose_many(const float* logits, const float* correction, int* ids, float* weights, u32 rows, u32 active, float routed_scale) {
     launch_next();
@@ -168,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (row >= rows) return;
     int id = 0;
     float weight = 0.f;
-    choose<EXPERTS / 32>(logits + (u64)row * EXPERTS, correction, active, routed_scale, lane, id, weight);
+    choose<EXPERTS / 32, LOGIT_PARTS>(logits + (u64)row * EXPERTS * LOGIT_PARTS, correction, active, routed_scale, lane, id, weight);
     if (lane < active) ids[row * active + lane] = id, weights[row * active + lane] = weight;
 }
 
