@@ -286,7 +286,7 @@ class DeviceTier:
         return stats if self._memory.disk is None else self._with_disk(stats, self._memory.disk)
 
     def _with_disk(self, stats: TierStats, disk: DiskBelow) -> TierStats:
-        reads = disk.reader.counts
+        reads = disk.counts
         return msgspec.structs.replace(
             stats,
             host_bytes=stats.host_bytes + disk.slots.numel() + disk.ring.numel(),

@@ -21,8 +21,8 @@ _NAMES = {
 def not_run_yet(devices: Collection[Device], num_devices: int, *, offloads: bool, to_disk: bool, has_kernels: bool) -> str:
     """Why a plan for the embedded engine cannot be relied on; empty if this path was run.
 
-    Run: CPUs, alone and in groups; one Hopper GPU; weights in host memory beside one Hopper GPU, in 4 bits; experts on disk below that, with 14 layers
-    of GLM-4.5-Air (docs/guides/offload.md).
+    Run: CPUs, alone and in groups; one Hopper GPU; weights in host memory beside one Hopper GPU, in 4 bits; experts on disk below that, 14 layers of
+    GLM-4.5-Air (docs/guides/offload.md).
     """
     accelerators = [device for device in devices if device.kind != "cpu"]
     if not accelerators:
