@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +31,21 @@ def test_a_cap_above_what_is_free_is_what_is_free() -> None:
     assert free.cap_bytes == 2**30 + free.used_bytes
     assert abs(budget(2**40, 2**30).cap_bytes - free.cap_bytes) < 2**28, "the process itself may have grown"
     assert budget(2**29, 2**30).cap_bytes == 2**29
+
+
+def test_a_model_that_was_closed_does_not_count_as_used() -> None:
+    """Decoders are in cycles with their tensors: these stay until somebody looks for such cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        before, cycle = budget(None, 2**30).used_bytes, list[Any]()
+        cycle += [cycle, mmap.mmap(-1, 2**28)]
+        cycle[1].write(bytes(2**28))
+        assert budget(None, 2**30).used_bytes > before + 2**27
+        del cycle
+        assert budget(None, 2**30).used_bytes < before + 2**27
+    finally:
+        gc.enable()
 
 
 def test_a_folder_that_a_device_does_not_use_is_refused() -> None:

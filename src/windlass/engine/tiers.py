@@ -12,7 +12,7 @@ from windlass.core.launch import Launch
 from windlass.core.model import ModelSpec
 from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.below import planned_with_disk, with_disk
-from windlass.core.tiers.budget import GPU_PROCESS_BYTES, LOADING_BYTES, activation_bytes
+from windlass.core.tiers.budget import LOADING_BYTES, activation_bytes, gpu_reserve_bytes
 from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.device import (
     OTHER_BYTES,
@@ -183,7 +183,9 @@ def _beside_device(
     )
     built = _built(source, decoder)
     if source.speeds is not None:
-        speeds = msgspec.structs.replace(source.speeds, disk=disk.bytes_per_second if disk is not None else 0.0)
+        speeds = msgspec.structs.replace(
+            source.speeds, disk=built.tier.burst_speed(plan.misses.burst) if disk is not None else 0.0
+        )
         built.tier.speeds, built.tier.placed = speeds, plan.placed(speeds)
     return BuiltDecoder(built, kv_bytes, built.tier.line, MAX_ROWS, limits.step_tokens)
 
@@ -192,12 +194,12 @@ def placed_below(
     launch: Launch, weights: RankWeights, plan: DevicePlan, host: HostBudget, planned: TierPlacement | None
 ) -> tuple[DevicePlan, DiskPlace | None]:
     """With experts on disk where host memory is too small. Raises before anything long begins where the disk is too small or too slow."""
+    host = host._replace(reserved_bytes=host.reserved_bytes + gpu_reserve_bytes(host.used_bytes))
     is_planned = planned is not None and planned.disk_experts > 0
     if not is_planned and plan.host_bytes <= host.weight_bytes:
         return plan, None
     if weights.spec.experts is None:
         return with_disk(plan, room_below(host, None)), None
-    host = host._replace(reserved_bytes=host.reserved_bytes + GPU_PROCESS_BYTES)
     folder = tier_folder(launch, _key(weights, layout="tiles"))
     room = room_below(host, folder, written_experts(folder.path, folder.key) if folder.keep else 0, launch.ranks_per_machine)
     made = planned_with_disk(plan, planned, room) if planned is not None and is_planned else with_disk(plan, room)

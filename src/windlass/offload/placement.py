@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -63,6 +64,7 @@ class HostBudget(NamedTuple):
 
 def host_budget(launch: Launch, reserved_bytes: int, system: System | None = None) -> HostBudget:
     """What is free, and at most --host-memory; shared by the ranks of a machine."""
+    gc.collect()  # a model that was closed may be in cycles with its tensors: gigabytes that would count as used
     used = process_memory()
     resident = used.anonymous_bytes + used.file_bytes
     cap = (system or this_system()).ram_bytes // launch.ranks_per_machine + resident

@@ -100,6 +100,22 @@ def test_whole_layers_for_steps_of_many_rows(tmp_path: Path, split: DeviceSplit)
     tiers.tier.close()
 
 
+def test_measuring_bursts_changes_nothing(tmp_path: Path) -> None:
+    """They pass through the ring, and count neither as reads of steps nor among the cache's."""
+    tiers, reference, generator = Tiers(tmp_path, SPLITS[0]), Reference(SPLITS[0]), torch.Generator().manual_seed(9)
+    for experts in (1, 3, 100):
+        assert tiers.tier.burst_speed(experts) > 0
+    disk = tiers.tier._memory.disk
+    assert disk is not None and disk.reader.counts.num_bytes >= 3 * (1 + 3 + 8) * disk.block_bytes
+    assert tiers.tier.stats().read_bytes == 0 and tiers.tier.stats().read_seconds == pytest.approx(0.0)
+    x, items = question(generator, tiers, 1, 2, 4)
+    expected = reference.answer(1, x, items)
+    assert (tiers.ask(1, x, items) - expected).norm() <= 3e-4 * expected.norm()
+    missed = sum(expert < SPLITS[0].on_disk for expert, *_ in items)
+    assert tiers.tier.stats().read_bytes == missed * disk.block_bytes > 0
+    tiers.tier.close()
+
+
 def test_places_and_slots(tmp_path: Path) -> None:
     """Every expert is in one place, and what the device computes with for those on disk is its own."""
     split = SPLITS[0]

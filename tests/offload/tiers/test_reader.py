@@ -13,7 +13,7 @@ from windlass.errors import BadInput  # noqa: E402
 from windlass.kernels.program.reads import Priority  # noqa: E402
 from windlass.offload.tiers import reader as module  # noqa: E402
 from windlass.offload.tiers.memory import page_aligned, view  # noqa: E402
-from windlass.offload.tiers.reader import DirectReader, sequential_speed  # noqa: E402
+from windlass.offload.tiers.reader import DirectReader, burst_speed, sequential_speed  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -48,6 +48,28 @@ def test_many_at_a_time(file: Path) -> None:
         assert buffer.view(-1, BLOCK).unique(dim=1)[:, 0].tolist() == list(range(place, place + size))
     assert reader.counts.num_bytes == sum(sizes) * BLOCK and reader.counts.busy_seconds > 0
     assert memory.numel() and sequential_speed(reader, NUM_BLOCKS * BLOCK, 0.01) > 0
+    reader.close()
+
+
+def test_bursts_begin_together_at_random_places(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a layer asks for the experts that it misses: the next ones when all are there."""
+    reader, events, places = opened(file), [], [number * BLOCK for number in range(NUM_BLOCKS - 2)]
+    read = reader.read
+
+    def noted(offset: int, buffer: memoryview) -> module.Read:
+        found = read(offset, buffer)
+        events.append(offset)
+        monkeypatch.setattr(found, "wait", lambda wait=found.wait: (wait(), events.append("over")))
+        return found
+
+    monkeypatch.setattr(reader, "read", noted)
+    monkeypatch.setattr(module, "BURST_SECONDS", 0.0)
+    assert burst_speed(reader, places, [view(page_aligned(2 * BLOCK)) for _ in range(3)]) > 0
+    bursts = [events[first : first + 6] for first in range(0, len(events), 6)]
+    assert len(bursts) == module.BURST_ROUNDS and all(burst[3:] == ["over"] * 3 for burst in bursts)
+    asked = [offset for burst in bursts for offset in burst[:3]]
+    assert set(asked) <= set(places) and len(set(asked)) > 3 and asked != sorted(asked)
+    assert reader.counts.num_bytes == len(asked) * 2 * BLOCK
     reader.close()
 
 

@@ -15,6 +15,7 @@ from windlass.core.place import place
 from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.core.scheme import scheme
 from windlass.core.tiers.below import RoomBelow, planned_with_disk
+from windlass.core.tiers.budget import GPU_PROCESS_BYTES, LOADING_BYTES
 from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.device import DeviceLimits, DeviceNeeds, ModelStage, device_limits, plan_device
 from windlass.core.tiers.values import Demand
@@ -22,7 +23,7 @@ from windlass.families import rules
 from windlass.families.registry import KnownModel, find, spec_of
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.search.request import PlanRequest
-from windlass.units import GB, GIB
+from windlass.units import GB, GIB, MIB
 
 pytestmark = pytest.mark.pure
 
@@ -58,7 +59,7 @@ def test_a_mixture_keeps_a_cache_of_experts() -> None:
     assert tiers.num_experts == tiers.disk_experts == 45 * 128
     assert 0 < tiers.host_slots < tiers.num_experts
     assert tiers.host_bytes + GIB // 2 < 32 * GB
-    assert plan.speed is not None and plan.speed.bound_by == "expert fetch"
+    assert plan.speed is not None and plan.speed.bound_by == "expert fetch" and not plan.caution, "it was run"
 
 
 @pytest.mark.parametrize(("hardware", "pins", "caps"), [
@@ -137,6 +138,13 @@ def test_experts_on_disk_below_a_gpu() -> None:
     assert faster.speed is not None and faster.speed.decode_tokens_per_second > 2 * plan.speed.decode_tokens_per_second
     small = planned("GLM-4.5-Air", "H200,ram=256GB,disk=10GB", host=30 * GB, gpus=(24 * GB,))
     assert not small.fits and small.short_bytes > 0 and not small.tiers
+
+
+def test_a_plan_for_little_host_memory_leaves_room_for_the_process() -> None:
+    """As the engine counts it, which would refuse such a plan otherwise."""
+    (tiers,) = planned("GLM-4.5-Air", "H200,ram=256GB,disk=100GB", host=12 * GB, gpus=(24 * GB,)).tiers
+    room = 12 * GB - GPU_PROCESS_BYTES - LOADING_BYTES
+    assert room - 20 * MIB < tiers.host_bytes <= room
 
 
 def test_a_plan_survives_its_file() -> None:

@@ -16,6 +16,7 @@ from windlass.core.place import Interval
 from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.demand import dense_slices
 from windlass.core.tiers.exchange import cpu_blocks
+from windlass.core.tiers.misses import Misses
 from windlass.core.tiers.placement import SPARE_SLOTS, STAGED_LAYERS, experts_on_device, predicted_seconds
 from windlass.core.tiers.steps import offload_step_tokens, row_bytes
 from windlass.core.tiers.values import Demand, ExpertPool, Speeds, TierPlacement, in_blocks
@@ -151,6 +152,10 @@ class DevicePlan(NamedTuple):
         split, pool = self.split, self.demand.experts
         missing = split.num_layers * split.on_disk - split.cache_slots
         return 0 if pool is None else int(pool.touched * max(missing, 0) * self.expert_bytes)
+
+    @property
+    def misses(self) -> Misses:
+        return Misses(self.step_disk_bytes, self.expert_bytes, self.split.num_layers)
 
     @property
     def disk_bytes(self) -> int:

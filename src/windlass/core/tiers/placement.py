@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from windlass.core.tiers.exchange import EXCHANGE_SECONDS, HostReads, waiting_seconds
+from windlass.core.tiers.misses import Misses
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement, Unit, in_blocks
 from windlass.errors import DoesNotFit
 from windlass.units import format_bytes
@@ -101,20 +102,17 @@ def _waiting_below(
     demand: Demand, speeds: Speeds, device_seconds: float, at_home: float, cached: float, missing: float, *, guesses: bool
 ) -> float:
     """Of a step beside a device, for bytes of experts in host memory, in its cache of those on disk, and on disk. What is missing is read while the
-    rest is computed; of a layer, what came last is computed alone. The CPU computes all of what is on disk, cached or not. Only what is in host
-    memory is guessed."""
+    rest of its layer is computed. The CPU computes all of what is on disk, cached or not. Only what is in host memory is guessed."""
     if demand.experts is None or not at_home + cached + missing:
         return 0.0
     pool, layers = demand.experts, demand.experts.num_layers
-    computing = exchange = layers * EXCHANGE_SECONDS
+    computing = EXCHANGE_SECONDS
     if at_home:
         reads = HostReads(at_home / layers, speeds.host, speeds.link, pool.blocks, pool.rows)
-        computing = layers * waiting_seconds(reads, device_seconds / layers, guesses=guesses)
-    if cached + missing:
-        computing += (cached + missing) / speeds.host
-    reading = missing / speeds.disk if missing else 0.0
-    last = min(layers * pool.expert_bytes, missing) / speeds.host if missing else 0.0
-    return max(computing, reading + last + exchange)
+        computing = waiting_seconds(reads, device_seconds / layers, guesses=guesses)
+    if cached:
+        computing += cached / layers / speeds.host
+    return Misses(missing, pool.expert_bytes, layers).waiting_seconds(computing, speeds.host, speeds.disk)
 
 
 def _expert_reads(demand: Demand, device_slots: int, host_slots: int) -> tuple[float, float, float]:

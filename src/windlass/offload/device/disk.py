@@ -22,7 +22,8 @@ from windlass.offload.device.pinned import PinnedMemory
 from windlass.offload.device.share import library
 from windlass.offload.tiers.file import OpenedTier, TierWriter, find_tier, written_counts
 from windlass.offload.tiers.forms import MatrixForm, expert_forms, matrix_bytes
-from windlass.offload.tiers.reader import DirectReader
+from windlass.offload.tiers.memory import view
+from windlass.offload.tiers.reader import DirectReader, ReadCounts, burst_speed
 
 DEPTH = 16
 """Reads in flight, of a megabyte each: more than one expert at a time."""
@@ -101,6 +102,8 @@ class DiskBelow:
         memory = pinned.piece((split.cache_slots + RING_SLOTS) * self.block_bytes).view(-1, self.block_bytes)
         self.slots, self.ring = memory[: split.cache_slots], memory[split.cache_slots :]
         self.name, self.offsets, self.num_file_bytes = "", list[int](), 0
+        self._unasked = ReadCounts(0, 0.0)
+        """Read to measure the disk."""
         self._reader: DirectReader | None = None
         self._cache: DiskCache | None = None
 
@@ -135,6 +138,19 @@ class DiskBelow:
     def patience_seconds(self) -> float:
         """Beside what the CPU is given for computing: for reading all of a layer's experts."""
         return PATIENT * self._split.on_disk * self.block_bytes / max(self._file.place.bytes_per_second, 1.0)
+
+    def burst_speed(self, experts: int) -> float:
+        """Bytes per second of so many experts at a time, from random places, as layers ask for them. Nothing else may be read meanwhile."""
+        places = [first + number * self.block_bytes for first in self.offsets for number in range(self._split.on_disk)]
+        asked = self.counts
+        found = burst_speed(self.reader, places, [view(block) for block in self.ring[:experts]])
+        self._unasked = ReadCounts(*(now - then for now, then in zip(self.reader.counts, asked, strict=True)))
+        return found
+
+    @property
+    def counts(self) -> ReadCounts:
+        """Of what steps and prompts asked for."""
+        return ReadCounts(*(all_ - measured for all_, measured in zip(self.reader.counts, self._unasked, strict=True)))
 
     def close(self) -> None:
         """When nobody asks for experts any more."""

@@ -286,7 +286,7 @@ class DeviceTier:
         return stats if self._memory.disk is None else self._with_disk(stats, self._memory.disk)
 
     def _with_disk(self, stats: TierStats, disk: DiskBelow) -> TierStats:
-        reads = disk.reader.counts
+        reads = disk.counts
         return msgspec.structs.replace(
             stats,
             host_bytes=stats.host_bytes + disk.slots.numel() + disk.ring.numel(),
@@ -295,6 +295,10 @@ class DeviceTier:
             read_bytes=reads.num_bytes,
             read_seconds=reads.busy_seconds,
         )
+
+    def burst_speed(self, experts: int) -> float:
+        """Bytes per second of the disk where layers miss so many experts at a time; 0: there is none. Before the first step."""
+        return 0.0 if self._memory.disk is None else self._memory.disk.burst_speed(experts)
 
     def measure(self) -> Speeds:
         """Link and CPU, each beside the other, as they were measured before loading: there may be no room for it now. The disk by itself, now."""

@@ -7,7 +7,10 @@ there are kernels: threads of Python's wait for its lock between two reads.
 from __future__ import annotations
 
 import os
+import random
 import time
+from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 from windlass.core.tiers.values import BLOCK_BYTES
@@ -21,6 +24,9 @@ DEPTH = 8
 """Reads in flight."""
 PIECE_BYTES = 2**22
 """Larger reads are split, so that one of them alone keeps the disk busy. A call costs the more of a core the smaller they are."""
+
+
+BURST_ROUNDS, BURST_SECONDS = 3, 0.2
 
 
 class ReadCounts(NamedTuple):
@@ -113,3 +119,19 @@ def sequential_speed(reader: DirectReader, num_bytes: int, seconds: float) -> fl
         if read is not None:
             read.wait()
     return (reader.counts.num_bytes - before) / (time.perf_counter() - began)
+
+
+def burst_speed(reader: DirectReader, places: Sequence[int], buffers: Sequence[memoryview]) -> float:
+    """Bytes per second where all buffers are filled at once from random places of the file, and the next reads begin when all are full: of
+    rounds the median."""
+    chance = random.Random(0)
+    return median(_round_of_bursts(reader, places, buffers, chance) for _ in range(BURST_ROUNDS))
+
+
+def _round_of_bursts(reader: DirectReader, places: Sequence[int], buffers: Sequence[memoryview], chance: random.Random) -> float:
+    began, num_bytes = time.perf_counter(), 0
+    while not num_bytes or time.perf_counter() - began < BURST_SECONDS:
+        for read in [reader.read(chance.choice(places), buffer) for buffer in buffers]:
+            read.wait()
+        num_bytes += sum(map(len, buffers))
+    return num_bytes / (time.perf_counter() - began)

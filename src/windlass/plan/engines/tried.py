@@ -21,7 +21,8 @@ _NAMES = {
 def not_run_yet(devices: Collection[Device], num_devices: int, *, offloads: bool, to_disk: bool, has_kernels: bool) -> str:
     """Why a plan for the embedded engine cannot be relied on; empty if this path was run.
 
-    Run: CPUs, alone and in groups; one Hopper GPU; weights in host memory beside one Hopper GPU, in 4 bits (docs/guides/offload.md).
+    Run: CPUs, alone and in groups; one Hopper GPU; weights in host memory beside one Hopper GPU, in 4 bits; experts on disk below that, 14 layers of
+    GLM-4.5-Air (docs/guides/offload.md).
     """
     accelerators = [device for device in devices if device.kind != "cpu"]
     if not accelerators:
@@ -31,8 +32,6 @@ def not_run_yet(devices: Collection[Device], num_devices: int, *, offloads: bool
         return f"Windlass was never run on {_NAMES.get(device_class(strange[0]), strange[0].name)}"
     if num_devices > 1:
         return "Windlass runs on one GPU so far: splitting over several was never run"
-    if to_disk:
-        return "Windlass keeps experts on disk beside a GPU, and that was run without a GPU only"
-    if offloads and not has_kernels:
+    if (offloads or to_disk) and not has_kernels:
         return "beside a GPU, Windlass offloads only 4-bit weights of models that its Hopper kernels support"
     return ""

@@ -15,7 +15,7 @@ from windlass.core.plan import DeviceMemoryPlan, Reason
 from windlass.core.rule import Rule
 from windlass.core.scheme import kv_token_bytes
 from windlass.core.tiers.below import RoomBelow, with_disk
-from windlass.core.tiers.budget import LOADING_BYTES, PROCESS_BYTES, activation_bytes
+from windlass.core.tiers.budget import GPU_PROCESS_BYTES, LOADING_BYTES, PROCESS_BYTES, activation_bytes
 from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.device import (
     OTHER_BYTES,
@@ -28,6 +28,7 @@ from windlass.core.tiers.device import (
     plan_device,
 )
 from windlass.core.tiers.exchange import FETCHED
+from windlass.core.tiers.misses import IN_BURSTS
 from windlass.core.tiers.placement import place_tiers
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement
 from windlass.errors import DoesNotFit
@@ -101,9 +102,10 @@ class _RankPlacer:
         return self._beside_gpu(slot, held, demand, limits, speeds, self._below(node, self._ranks[slot.node]))
 
     def _below(self, node: Node, sharing: int) -> RoomBelow:
-        """Host memory and disk of a rank on a GPU. The disk is for experts alone."""
+        """Host memory and disk of a rank on a GPU, beside its process. The disk is for experts alone."""
         disk = node.disk_bytes // sharing if self._found.spec.experts is not None else 0
-        return RoomBelow(int(node.ram_bytes * HOST_FRACTION / sharing), disk)
+        each = node.ram_bytes / sharing
+        return RoomBelow(max(int(min(each * HOST_FRACTION, each - GPU_PROCESS_BYTES - LOADING_BYTES)), 0), disk)
 
     def _beside_gpu(
         self, slot: DeviceSlot, held: DeviceMemoryPlan, demand: Demand, limits: DeviceLimits, speeds: Speeds, room: RoomBelow
@@ -159,7 +161,12 @@ def _speeds(slot: DeviceSlot, node: Node, sharing: int, fetched: float) -> Speed
     if slot.device.kind == "cpu":
         return Speeds(host=slot.device.measured_bandwidth, disk=disk)
     link = min(fetched * (slot.device.host_bandwidth or node.ram_bandwidth), node.ram_bandwidth / sharing)
-    return Speeds(device=slot.device.measured_bandwidth, link=link, host=max(node.ram_bandwidth / sharing - link, 1.0), disk=disk)
+    return Speeds(
+        device=slot.device.measured_bandwidth,
+        link=link,
+        host=max(node.ram_bandwidth / sharing - link, 1.0),
+        disk=disk * IN_BURSTS,
+    )
 
 
 def _offloaded(placed: TierPlacement, demand: Demand) -> Offloaded:

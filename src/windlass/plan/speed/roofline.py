@@ -17,6 +17,7 @@ from windlass.core.model import LatentAttention
 from windlass.core.place import Interval
 from windlass.core.scheme import GGUF_NAMES
 from windlass.core.tiers.exchange import EXCHANGE_SECONDS, FETCHED, HostReads, waiting_seconds
+from windlass.core.tiers.misses import IN_BURSTS, Misses
 from windlass.core.tiers.steps import offload_step_tokens
 from windlass.plan.engines.load import rates_on
 from windlass.plan.engines.profile import CPU_STEP_TOKENS, IDEAL, Rates
@@ -215,16 +216,19 @@ class SpeedModel:
         if self.spec.experts is None:
             exchange = 0.0 if rates is IDEAL else (last - first) * EXCHANGE_SECONDS
             return replace(time, host_link=0.0, expert_fetch=moved.host / (cpu + link) + exchange)
-        # What is on disk is read while the rest is computed.
-        disk = share * moved.disk_experts / (node.disk_bandwidth / self._sharing(node) * rates.host_read)
-        if rates is IDEAL:
-            return replace(time, expert_fetch=min(max(share * moved.host_experts / both, disk), time.expert_fetch))
+        disk = node.disk_bandwidth / self._sharing(node) * rates.host_read
+        missing = share * moved.disk_experts
+        if rates is IDEAL:  # what is on disk is read while the rest is computed
+            return replace(time, expert_fetch=min(max(share * moved.host_experts / both, missing / disk), time.expert_fetch))
         layers = self.model.sizes.routed_layers((first, last))
         blocks = num_blocks(self.spec.experts.intermediate_size)
         reads = HostReads(share * moved.host_experts / layers, cpu, link, blocks, rows)
         waiting = layers * waiting_seconds(reads, (time.memory + time.compute + time.kernels) / layers)
-        if disk:
-            waiting = max(waiting, disk + layers * EXCHANGE_SECONDS)
+        if missing:
+            shard = self._shard(slot)
+            each = shard.between(shard.experts, (first, last)) / (layers * self.spec.experts.num_experts)
+            misses = Misses(missing, each, layers)
+            return replace(time, expert_fetch=misses.waiting_seconds(waiting / layers, both, disk * IN_BURSTS))
         return replace(time, expert_fetch=min(waiting, time.expert_fetch))
 
     def _streamed(self, slot: DeviceSlot, moved: Offloaded, share: float, passes: int, time: StepTime, rates: Rates) -> StepTime:

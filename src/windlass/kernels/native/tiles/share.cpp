@@ -111,6 +111,7 @@ private:
     // What is on disk is asked of it before anything is computed, and is computed as it comes.
     void answer(Worker& me) {
         find_on_disk(asked_items, s.disk ? s.disk_experts : 0, wanted);
+        patience.store(wanted.empty() ? 20000 : 200, std::memory_order_relaxed);
         if (!wanted.empty()) s.disk->begin((int)layer, wanted);
         blocks = s.blocks, adds = false;
         gather([&](const Item& item) { return item.expert < DISK_PLACES; },
@@ -265,8 +266,8 @@ private:
         arrived.fetch_add(1, std::memory_order_acq_rel);
         for (uint32_t spins = 0; arrived.load(std::memory_order_acquire) < everyone; spins++) {
             if (me.soon.step()) continue;
-            // Where others run on the same cores, the thread that is waited for may need this one.
-            spins < 20000 ? relax() : std::this_thread::yield();
+            // Where others run on the same cores, the thread that is waited for may need this one: while the disk is read, soon.
+            spins < patience.load(std::memory_order_relaxed) ? relax() : std::this_thread::yield();
         }
     }
     template <class F>
@@ -459,10 +460,10 @@ private:
     std::vector<Use> uses;
     std::vector<int> experts, first_use, first_group, in_order, distinct, packed_of;  // in_order: uses by row
     std::vector<std::vector<int>> by_row;
-    std::atomic<bool> stop{false}, over{false};  // for the leader, and for the others
+    std::atomic<bool> stop{false}, over{false}, resting{false};  // for the leader, and for the others; the disk is waited for
     alignas(64) std::atomic<uint32_t> epoch{0};
     alignas(64) std::atomic<uint32_t> sleepers{0};
-    std::atomic<bool> resting{false};  // the disk is waited for
+    std::atomic<uint32_t> patience{20000};  // looks at the others before a thread makes room
     alignas(64) std::atomic<uint64_t> arrived{0};
     alignas(64) std::atomic<size_t> counters[3];
     std::atomic<double> busy{0.0};

@@ -286,14 +286,19 @@ SHORTLIST = 3
 
 
 def _own_offload(found: Candidate) -> bool:
-    """Experts beside one GPU with our kernels: CPU and link work together, which was measured at twice the speed of the others."""
-    return found.engine.name == "windlass" and found.layout.world == 1 and not found.fit.disk_bytes and found.times.offloads
+    """Experts beside one GPU with our kernels: CPU and link work together, which was measured at twice the speed of the others. With experts on disk
+    below it was run (GLM-4.5-Air with 14 layers) and not compared: the predicted speeds decide."""
+    return _has_run(found) and not found.fit.disk_bytes
+
+
+def _has_run(found: Candidate) -> bool:
+    return found.engine.name == "windlass" and found.layout.world == 1 and found.times.offloads
 
 
 def _never_run(found: Candidate) -> bool:
     """Paths of our engine beside a GPU that are planned for only: others do it today."""
     beside = any(slot.device.kind != "cpu" for slot in found.fit.slots)
-    return found.engine.name == "windlass" and beside and not _own_offload(found)
+    return found.engine.name == "windlass" and beside and not _has_run(found)
 
 
 def runners_up(best: Candidate, ranked: list[Candidate], other_schemes: list[Candidate]) -> tuple[Candidate, ...]:
