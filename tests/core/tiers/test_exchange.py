@@ -71,7 +71,7 @@ def test_a_link_that_is_never_idle_is_the_limit() -> None:
 
 
 def test_of_several_rows_the_link_fetches_ahead_what_it_carries_meanwhile() -> None:
-    reads = SOME._replace(num_bytes=300e6, host=40e9, rows=8.0)
+    reads = SOME._replace(num_bytes=300e6, host=40e9, rows=4.0)
     carried = (1 - reads.share) * 300e6
     assert reads.link_seconds > reads.cpu_seconds
     rest = max(reads.link_seconds * (1 - CARRIED_BYTES / carried), reads.cpu_seconds - GUESSED_RIGHT * CACHED_BYTES / 40e9)
