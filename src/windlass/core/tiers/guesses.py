@@ -11,8 +11,8 @@ from __future__ import annotations
 MAX_GUESSES = 16
 """Experts of a layer (sources/offload.cu, native/tiles/mailbox.h)."""
 GUESS_ROWS = 4
-"""Of a step. With eight nothing was gained: 50.8 tokens/s with guesses and 51.3 without, means of four rounds on two machines (GLM-4.6). The kernels of
-more rows need all registers of a multiprocessor, so that none would be left for those that fetch."""
+"""Of a step. With eight nothing was gained: 50.8 tokens/s with guesses and 51.3 without, means of four rounds on two machines (GLM-4.6). The kernels
+of more rows need all registers of a multiprocessor, so that none would be left for those that fetch."""
 CARRIED_BYTES = 12_500_000
 """What a link of 50 GB/s carries in the 250 us that a layer of some rows does not read: more experts would only take longer, since few
 multiprocessors fetch."""
