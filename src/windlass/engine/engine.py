@@ -104,19 +104,18 @@ class Engine:
         speculation = self.speculation
         if speculation is None or not speculation.may_leave_model_out or not self.runner.selects_tokens:
             return
-        self.speculation = None
-        ahead = self._usual_seconds(0)
-        self.speculation = speculation
-        speculation.only_measure()
-        followed = self._usual_seconds(1)
+        speculation.waiting_seconds = 0.0
+        ahead, followed = (self._usual_seconds(speculation, is_followed) for is_followed in (False, True))
         speculation.reset()
-        speculation.waiting_seconds = 0.0 if ahead is None or followed is None else max(followed - ahead, 0.0)
+        if ahead is not None and followed is not None:
+            speculation.waiting_seconds = max(followed - ahead, 0.0)
 
-    def _usual_seconds(self, number: int) -> float | None:
-        """The median of an answer's decode steps."""
-        request = measured_request(number, self.limits, self.num_tokens)
+    def _usual_seconds(self, speculation: Speculation, followed: bool) -> float | None:
+        """The median of an answer's decode steps without drafts, `followed` by the model or launched ahead."""
+        request = measured_request(int(followed), self.limits, self.num_tokens)
         if request is None:
             return None
+        speculation.only_measure(followed=followed)
         self.submit(request)
         taken: list[float] = []
         while self.has_work:
@@ -178,10 +177,11 @@ class Engine:
 
     def _run_step(self) -> list[SequenceOutput]:
         """Sequences still in prefill have no output."""
-        under_way = self.runner.under_way
-        # A step that was launched ahead may be over by now: it took the time since the one before it was.
-        began = self._step_ended if under_way else self._clock()
+        began, under_way = 0.0, ""
         if self.speculation is not None:
+            under_way = self.runner.under_way
+            # A step that was launched ahead may be over by now: it took the time since the one before it was.
+            began = self._step_ended if under_way else self._clock()
             self.speculation.propose(self.scheduler.running, under_way)
         batch = self.scheduler.schedule()
         if not batch.chunks:
@@ -189,9 +189,9 @@ class Engine:
         self._mark_started(batch)
         self._totals.steps += 1
         outputs = self._computed(batch)
-        self._step_ended = self._clock()
-        self._step_seconds = self._step_ended - began
         if self.speculation is not None:
+            self._step_ended = self._clock()
+            self._step_seconds = self._step_ended - began
             self.speculation.observe(batch, self._step_seconds, was_ahead=bool(under_way))
         return outputs
 

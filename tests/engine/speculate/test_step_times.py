@@ -26,6 +26,7 @@ from windlass.engine.speculate.speculation import Speculation
 pytestmark = pytest.mark.cpu
 
 PLAIN, DRAFT, FILL, HOST = 2.8e-3, 4.2e-3, 0.9e-3, 0.1e-3
+PAUSE = 1.3 * DRAFT
 
 
 def engine_in_time(monkeypatch: pytest.MonkeyPatch, spoiled: int) -> tuple[Engine, Stream]:
@@ -50,7 +51,7 @@ def answer(engine: Engine, stream: Stream, tokens: int, number: int = 1, pause_e
     began, steps = stream.now, 0
     while engine.has_work:
         steps += 1
-        stream.now += 2 * DRAFT if pause_every and steps % pause_every == 0 else HOST
+        stream.now += PAUSE if pause_every and steps % pause_every == 0 else HOST
         engine.step()
     return stream.now - began
 
@@ -60,11 +61,14 @@ def costs(engine: Engine) -> dict[int, float]:
     return dict(engine.speculation.controls["model"].costs.seconds)
 
 
-def test_a_step_that_is_over_when_it_is_asked_for_was_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("pause_every", "seconds"), [(0, DRAFT), (7, DRAFT), (1, PAUSE)])
+def test_a_step_that_is_over_when_it_is_asked_for_was_not_free(
+    monkeypatch: pytest.MonkeyPatch, pause_every: int, seconds: float
+) -> None:
     engine, stream = engine_in_time(monkeypatch, spoiled=0)
-    answer(engine, stream, 200, pause_every=7)
+    answer(engine, stream, 200, pause_every=pause_every)
     assert engine.stats().drafted > 80
-    assert costs(engine)[2] == pytest.approx(DRAFT, rel=0.03)
+    assert costs(engine)[2] == pytest.approx(seconds, rel=0.03)
 
 
 def test_steps_that_measure_count_as_those_that_are_launched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

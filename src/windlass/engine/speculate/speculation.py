@@ -30,6 +30,8 @@ from windlass.engine.speculate.ngram import NgramIndex
 NGRAM, MODEL, PLAIN = "ngram", "model", "plain"
 MAX_DRAFTS = {NGRAM: 8, MODEL: 4}
 """Of one sequence in one step. A model's later drafts are made from its own guesses, and rarely accepted."""
+GIVEN_UP = 2
+"""Steps in a row that left out the model's drafts: it no longer follows."""
 
 
 class DraftingModel(Protocol):
@@ -115,9 +117,10 @@ class Speculation:
         """Whether it must know what steps without drafts take."""
         return self.model is not None and self.controls[MODEL].auto
 
-    def only_measure(self) -> None:
-        """Until `reset`, steps have no drafts, and the model follows them."""
-        self.controls = {source: msgspec.structs.replace(control, plain_every=0) for source, control in self._initial.items()}
+    def only_measure(self, *, followed: bool) -> None:
+        """Until `reset`, steps have no drafts; the model follows them, or has given up."""
+        changes = {"plain_every": 0, "idle_steps": 0 if followed else GIVEN_UP}
+        self.controls = {source: msgspec.structs.replace(control, **changes) for source, control in self._initial.items()}
 
     def propose(self, running: Iterable[EngineSequence], under_way: str = "") -> None:
         """Gives the decoding sequences their drafts for the next step. `under_way`: that step was launched already, without drafts (PLAIN) or with
@@ -206,7 +209,7 @@ class Speculation:
     def _drafts_go_on(self) -> bool:
         """A step in which the model's drafts do not pay measures what they gain, and may be followed by drafts again."""
         control = self.controls[MODEL]
-        return not control.auto or control.idle_steps <= 1
+        return not control.auto or control.idle_steps < GIVEN_UP
 
     @property
     def goes_on(self) -> bool:
