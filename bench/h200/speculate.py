@@ -5,6 +5,7 @@ draft is made the largest of its row with the given chance, else the smallest. S
 out is not. Tokens/s are of decoding: from the first token to the last.
 Run: PYTHONPATH=src python bench/h200/speculate.py
      PYTHONPATH=src python bench/h200/speculate.py --rows    # and steps of 1 to 4 sequences by the kernels of few rows and by those of 2 to 8
+     PYTHONPATH=src python bench/h200/speculate.py --acceptance 0.5,0.8 --lookup "" --only auto    # besides 0.2
      PYTHONPATH=src python bench/h200/speculate.py --check   # first, with drafts and without, by the model's own choice: the same tokens? And
                                                              # the logits of the same tokens in steps of several rows and of one
 """
@@ -101,7 +102,9 @@ def known(speculation: Speculation) -> str:
         + f", acceptance {control.acceptance.rate:.2f}, {control.tried} steps with drafts, {control.idle_steps} without since"
         for source, control in speculation.controls.items()
     ]
-    return "      " + "; ".join(found)
+    return (
+        "      " + "; ".join(found) + f"; a step that is not launched ahead takes {speculation.waiting_seconds * 1e3:.2f} ms more"
+    )
 
 
 @contextmanager
@@ -114,6 +117,7 @@ def engine_for(launch: Launch, decoder: Decoder, how: str, forced: Forced | None
     if graphs is not None:
         graphs.alter = forced
     engine.runner.warm_up()  # prompts compile what they need when the first one comes, before anything is measured
+    engine.measure_waiting()
     print(
         f"--speculate {how}: {engine.runner.mode}, warm after {time.perf_counter() - began:.1f} s"
         + (f"; drafts are not captured: {graphs.why_not}" if graphs is not None and graphs.why_not else ""),
@@ -218,6 +222,7 @@ def main() -> int:
     parser.add_argument("--answer", type=int, default=512)
     parser.add_argument("--acceptance", default="0.6,0.7,0.8,0.9")
     parser.add_argument("--lookup", default="0.3,0.6,0.9")
+    parser.add_argument("--only", choices=("mtp", "ngram", "auto"))
     parser.add_argument("--rows", action="store_true")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
@@ -248,7 +253,7 @@ def main() -> int:
     # Lookup finds what the prompt has said before only if the answer follows it: the prompt begins to repeat itself.
     repeated = [prompts[0] + prompts[0][:8]]
     kinds = (("mtp", options.acceptance), ("ngram", options.lookup), ("auto", options.acceptance and f"0.2,{options.acceptance}"))
-    for how, rates in (kind for kind in kinds if kind[1]):
+    for how, rates in (kind for kind in kinds if kind[1] and options.only in (None, kind[0])):
         with engine_for(launch, decoder, how, forced) as engine:
             for rate in map(float, rates.split(",")):
                 forced.rate.fill_(rate)

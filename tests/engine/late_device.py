@@ -22,6 +22,7 @@ CUDA_TESTS = str(Path(__file__).parents[1] / "kernels" / "cuda")
 if CUDA_TESTS not in sys.path:
     sys.path.insert(0, CUDA_TESTS)
 
+from cuda_references import advance_pairs_reference as advance_pairs_reference
 from cuda_references import greedy_reference
 
 from windlass.engine.engine import Engine
@@ -37,13 +38,19 @@ class Stream:
         self.late = late
         self._waiting: deque[Callable[[], object]] = deque()
         self._num_launched = self._num_done = 0
+        self.now = self._free = self.upload_seconds = 0.0
+        """The host's clock, when the device will have done all, and what the host takes to fill the buffers of a step."""
+        self.step_seconds: dict[int, float] = {}
+        """By rows: what the device takes."""
 
-    def launch(self, work: Callable[[], object]) -> Event:
+    def launch(self, work: Callable[[], object], rows: int = 0) -> Event:
+        """`rows`: of a step; 0: takes no time."""
         self._waiting.append(work)
         self._num_launched += 1
+        self._free = max(self._free, self.now) + self.step_seconds.get(rows, 0.0)
         if not self.late:
             self.reach(self._num_launched)
-        return Event(self, self._num_launched)
+        return Event(self, self._num_launched, self._free)
 
     def reach(self, number: int) -> None:
         while self._num_done < number:
@@ -55,11 +62,12 @@ class Stream:
 
 
 class Event:
-    def __init__(self, stream: Stream, number: int) -> None:
-        self._stream, self._number = stream, number
+    def __init__(self, stream: Stream, number: int, done_at: float = 0.0) -> None:
+        self._stream, self._number, self._done_at = stream, number, done_at
 
     def synchronize(self) -> None:
         self._stream.reach(self._number)
+        self._stream.now = max(self._stream.now, self._done_at)
 
 
 class LateBuffers(Buffers):
@@ -73,6 +81,7 @@ class LateBuffers(Buffers):
         self._copied.synchronize()
 
     def upload(self, num_sequences: int, blocks_changed: bool) -> None:
+        self._stream.now += self._stream.upload_seconds
         self._copied = self._stream.launch(lambda: Buffers.upload(self, num_sequences, False))
         if blocks_changed:
             self.upload_blocks(num_sequences)
@@ -109,7 +118,7 @@ class LateGraphs(DecodeGraphs):
     def launch(self, captured: CapturedGraph, sequences: list[tuple[object, int]], longest: int) -> InFlightStep:
         self.num_launched += 1
         replay: Any = captured.graph
-        self._stream.launch(replay.work)
+        self._stream.launch(replay.work, captured.chosen.shape[0])
         self._host_tokens.reverse()
         tokens = self._host_tokens[0]
         done = self._stream.launch(lambda: tokens[: captured.chosen.shape[0]].copy_(captured.chosen))

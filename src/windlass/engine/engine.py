@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 
 import msgspec
 from torch import Tensor
@@ -35,7 +36,7 @@ from windlass.engine.sample.sampler import Sampler, select_rows
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.engine.speculate.speculation import Speculation
-from windlass.engine.warm_up import warm_up_requests
+from windlass.engine.warm_up import measured_request, warm_up_requests
 from windlass.errors import BadInput, Error
 from windlass.kernels.step import KvCache
 from windlass.weights.load.prefetch import trim_heap
@@ -70,6 +71,7 @@ class Engine:
         self._sequences: dict[int, EngineSequence] = {}
         self._compiling, self._deadlines = PendingGrammars(), Deadlines()
         self._totals = EngineTotals()
+        self._step_ended = self._step_seconds = 0.0
         self._is_closed = False
         self._after_step: Callable[[], None] | None = getattr(getattr(decoder, "tier", None), "after_step", None)
 
@@ -92,9 +94,34 @@ class Engine:
             self.step()
         while self.has_work:
             self.step()
+        self.measure_waiting()
         self.scheduler, self._totals = Scheduler(self.limits), EngineTotals()
         if self.speculation is not None:
             self.speculation.reset()
+
+    def measure_waiting(self) -> None:
+        """What a step takes more that a model follows, and that is therefore not launched ahead: `auto` compares drafts with steps that are."""
+        speculation = self.speculation
+        if speculation is None or not speculation.may_leave_model_out or not self.runner.selects_tokens:
+            return
+        speculation.waiting_seconds = 0.0
+        ahead, followed = (self._usual_seconds(speculation, is_followed) for is_followed in (False, True))
+        speculation.reset()
+        if ahead is not None and followed is not None:
+            speculation.waiting_seconds = max(followed - ahead, 0.0)
+
+    def _usual_seconds(self, speculation: Speculation, followed: bool) -> float | None:
+        """The median of an answer's decode steps without drafts, `followed` by the model or launched ahead."""
+        request = measured_request(int(followed), self.limits, self.num_tokens)
+        if request is None:
+            return None
+        speculation.only_measure(followed=followed)
+        self.submit(request)
+        taken: list[float] = []
+        while self.has_work:
+            self.step()
+            taken.append(self._step_seconds)
+        return median(taken[2:]) if taken[2:] else None  # the prompt's step, and the first one after it, are others
 
     def submit(self, submit: Submit) -> None:
         """Raises BadInput for a request that could never finish."""
@@ -150,9 +177,12 @@ class Engine:
 
     def _run_step(self) -> list[SequenceOutput]:
         """Sequences still in prefill have no output."""
-        began = self._clock()
+        began, under_way = 0.0, ""
         if self.speculation is not None:
-            self.speculation.propose(self.scheduler.running, self.runner.under_way)
+            under_way = self.runner.under_way
+            # A step that was launched ahead may be over by now: it took the time since the one before it was.
+            began = self._step_ended if under_way else self._clock()
+            self.speculation.propose(self.scheduler.running, under_way)
         batch = self.scheduler.schedule()
         if not batch.chunks:
             return []
@@ -160,7 +190,9 @@ class Engine:
         self._totals.steps += 1
         outputs = self._computed(batch)
         if self.speculation is not None:
-            self.speculation.observe(batch, self._clock() - began)
+            self._step_ended = self._clock()
+            self._step_seconds = self._step_ended - began
+            self.speculation.observe(batch, self._step_seconds, was_ahead=bool(under_way))
         return outputs
 
     def _computed(self, batch: ScheduledBatch) -> list[SequenceOutput]:

@@ -16,6 +16,7 @@ BEGUN = (20, 700)
 """Tokens of a prompt beyond a whole step: attention of prompts that have begun differs for few and for many of them."""
 SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, presence_penalty=0.1, seed=1)
 NUM_TOKENS = 3
+MEASURED_PROMPT, MEASURED_TOKENS = 24, 18
 
 
 def warm_up_requests(
@@ -43,6 +44,14 @@ def warm_up_requests(
     usual = min(SHORT_PROMPTS[0] if short else 64, most)
     plain, sampled = (_request(len(lengths) + i, usual, how, num_tokens) for i, how in enumerate((Sampling(), SAMPLED)))
     return [*([request] for request in greedy), [plain], [sampled]] if most > 0 else []
+
+
+def measured_request(number: int, limits: SchedulerLimits, num_tokens: int) -> Submit | None:
+    """Greedy, of so many tokens that the median of its steps' times can be had; None: no sequence may be so long."""
+    if limits.longest_sequence < MEASURED_PROMPT + MEASURED_TOKENS:
+        return None
+    tokens = [(number + 5 * place) % num_tokens for place in range(MEASURED_PROMPT)]
+    return Submit(id=-1 - number, token_ids=tokens, sampling=GREEDY, max_tokens=MEASURED_TOKENS)
 
 
 def _request(number: int, length: int, sampling: Sampling, num_tokens: int, like: int | None = None) -> Submit:

@@ -6,114 +6,31 @@ import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from fake_decoder import FakeDecoder
 from hypothesis import example, given
 from hypothesis import strategies as st
-from late_device import Answers, LateGraphs, Replay, Stream, make_late_engine, prompt
+from late_device import Answers, LateGraphs, make_late_engine, prompt
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "cuda"))
 
-from cuda_references import advance_pairs_reference
 from drafting import Oracle
+from drafting_device import VOCAB, DeviceGraphs, engine_on_device
 
 from windlass.core.request import GREEDY, Sampling
 from windlass.core.scheme import scheme
 from windlass.engine.engine import Engine
-from windlass.engine.execute.graphs import copied
-from windlass.engine.execute.verify_graphs import InFlightVerify, Rows, VerifyGraph, VerifyGraphs
 from windlass.engine.load import make_engine
 from windlass.engine.protocol import Submit
 from windlass.engine.speculate.speculation import Speculation
 from windlass.families import describe, rules
-from windlass.kernels.step import Step
 from windlass.nn import Decoder
 from windlass.weights import RandomWeights
 
 pytestmark = pytest.mark.cpu
-
-VOCAB, SPOILED = 64, 5
-
-
-class DeviceGraphs(VerifyGraphs):
-    """Replays run the decoder on the CPU, as early or as late as a device may; an argmax for the kernel that finds it."""
-
-    stream: Stream
-
-    def _prepare(self, device: torch.device) -> None:
-        self.sizes_run: set[int] = set()
-        self.num_launched = 0
-
-    def _capture(self, size: int, longest: int) -> VerifyGraph:
-        step = self.view(size, longest)
-        self.stream.synchronize()
-        captured = VerifyGraph(None, *self._pass(copied(step)), longest)  # type: ignore[arg-type]
-
-        def work() -> None:
-            self.sizes_run.add(size)
-            assert int(step.lengths.max()) <= longest
-            logits, found = self._pass(step)
-            captured.logits.copy_(logits)
-            captured.found.copy_(found)
-
-        captured.graph = Replay(self.stream, work)  # type: ignore[assignment]
-        return captured
-
-    def launch(self, captured: VerifyGraph, rows: Rows) -> InFlightVerify:
-        self.num_launched += 1
-        replay: Any = captured.graph
-        self.stream.launch(replay.work)
-        found = torch.full_like(captured.found, 2**30)
-        return InFlightVerify(captured, found, self.stream.launch(lambda: found.copy_(captured.found)), rows)  # type: ignore[arg-type]
-
-    def _argmax(self, logits: Tensor, step: Step, out: Tensor) -> None:
-        out.copy_(logits[:, : self._num_tokens].argmax(-1))
-
-    def _advance(self, found: Tensor, step: Step) -> None:
-        advance_pairs_reference(found[0], found[1], step, self._counts)
-
-
-def engine_on_device(
-    decoder: FakeDecoder,
-    patch: Any,
-    *,
-    wrong: float,
-    drafts_there: bool,
-    ngram: bool = False,
-    late: bool = True,
-    auto: bool = False,
-    **changes: Any,
-) -> Engine:
-    engine = make_late_engine(decoder, patch, late=late, max_drafts=3, **({"max_step_logits": 16} | changes))
-    made, buffers = engine.runner, engine.runner._buffers
-    graphs = DeviceGraphs(decoder, made._caches, buffers.step, buffers.device_counts, engine.limits.max_decode_rows, VOCAB)
-    assert isinstance(made._graphs, LateGraphs)
-    made.verify_graphs, graphs.stream = graphs, made._graphs._stream
-
-    def after(step: Step) -> Tensor:
-        """What follows the token that follows each row; wrong for one token in so many."""
-        rows: list[Tensor] = []
-        for row, token in enumerate(step.tokens.tolist()):
-            history = decoder.history(made._caches[0], step, row)
-            rows.append(decoder.logits([*history, token]).roll(1 if wrong and token % SPOILED == 0 else 0))
-        return torch.stack(rows)
-
-    graphs.draft = after if drafts_there else None
-    oracle = Oracle(lambda history, count: decoder.greedy(history, count), wrong, VOCAB)
-    engine.speculation = Speculation(
-        auto=auto,
-        ngram=ngram,
-        model=oracle,
-        max_drafts=3,
-        model_drafts=1 if drafts_there else 3,
-        clock=itertools.count().__next__,
-    )
-    return engine
 
 
 @given(

@@ -8,12 +8,15 @@ become rarer while they fail.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median_low
 
 from windlass.core.model import Frozen
 
-SECONDS_WEIGHT, MOST_RISE, LARGE_FALL = 0.15, 1.2, 1.5
-"""Of a new measurement in the moving average of step times. A step may be slow for another reason (a graph is captured), so one counts as at most
-1.2 times the average; one that is 1.5 times faster shows that those before it were."""
+SECONDS_WEIGHT, MOST_RISE, LARGE = 0.15, 1.2, 1.5
+"""Of a new measurement in the moving average of step times. What counts is the median of the last three steps, so that one which is slow for another
+reason (a graph is captured) or seems fast says nothing; it counts as at most 1.2 times the average. Where it is 1.5 times
+faster, or all three are so much slower, those before them were wrong."""
+RECENT = 3
 GUESSED_ROW_COST = 0.2
 """Of a step's time, for a row more, before one was measured."""
 LEAST_CHANCE = 0.35
@@ -83,15 +86,18 @@ class StepCosts(Frozen):
     """Moving averages of the seconds of decode steps, by number of rows."""
 
     seconds: tuple[tuple[int, float], ...] = ()
+    recent: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    """The last three of each."""
 
     def with_step(self, rows: int, seconds: float) -> StepCosts:
-        known = dict(self.seconds)
-        before = known.get(rows)
-        if before is None or seconds * LARGE_FALL < before:
-            known[rows] = seconds
+        known, recent = dict(self.seconds), dict(self.recent)
+        last = recent[rows] = (*recent.get(rows, ()), seconds)[-RECENT:]
+        usual, before = median_low(last), known.get(rows)
+        if before is None or len(last) < RECENT or usual * LARGE < before or min(last) > LARGE * before:
+            known[rows] = usual
         else:
-            known[rows] = before + SECONDS_WEIGHT * (min(seconds, MOST_RISE * before) - before)
-        return StepCosts(seconds=tuple(sorted(known.items())))
+            known[rows] = before + SECONDS_WEIGHT * (min(usual, MOST_RISE * before) - before)
+        return StepCosts(seconds=tuple(sorted(known.items())), recent=tuple(sorted(recent.items())))
 
     def of(self, rows: int, num_sequences: int) -> float | None:
         """Interpolated; beyond what was measured, a row costs as much as the ones before. None: steps without drafts were not measured."""
@@ -206,6 +212,11 @@ def _best(control: Control, rates: Sequence[float], num_rows: int, draft_seconds
 def _likely(rate: float, most: int) -> int:
     """Where nothing is known of costs: drafts that are used more often than LEAST_CHANCE."""
     return max(1, sum(1 for depth in range(1, most + 1) if rate**depth >= LEAST_CHANCE))
+
+
+def as_ahead(seconds: float, waiting: float) -> float:
+    """Of a step that was not launched ahead, as if it had been: `waiting` is what that takes more."""
+    return max(seconds - waiting, seconds / 4)
 
 
 def after_step(

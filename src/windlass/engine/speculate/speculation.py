@@ -14,12 +14,24 @@ import msgspec
 
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
-from windlass.engine.speculate.control import FOLLOWING, LOOKUP, Acceptance, after_step, begun, counts, is_measuring, new_control
+from windlass.engine.speculate.control import (
+    FOLLOWING,
+    LOOKUP,
+    Acceptance,
+    after_step,
+    as_ahead,
+    begun,
+    counts,
+    is_measuring,
+    new_control,
+)
 from windlass.engine.speculate.ngram import NgramIndex
 
 NGRAM, MODEL, PLAIN = "ngram", "model", "plain"
 MAX_DRAFTS = {NGRAM: 8, MODEL: 4}
 """Of one sequence in one step. A model's later drafts are made from its own guesses, and rarely accepted."""
+GIVEN_UP = 2
+"""Steps in a row that left out the model's drafts: it no longer follows."""
 
 
 class DraftingModel(Protocol):
@@ -82,6 +94,9 @@ class Speculation:
             if is_used
         }
         self.controls = dict(self._initial)
+        self.waiting_seconds = 0.0
+        """What a step takes more if it was not launched ahead. Steps without drafts that measure what drafts gain are not, since the model follows
+        them, nor are those after them; if it did not, they would be."""
         self._draft_seconds = 0.0
         self._made: dict[int, Sequence[int]] = {}
         """Drafts after each row of the step, by sequence, where the device has made them already."""
@@ -93,9 +108,19 @@ class Speculation:
         self.num_drafted = self.num_accepted = 0
 
     def reset(self) -> None:
-        """Forgets what was measured, while kernels were compiled and graphs captured."""
+        """Forgets what was measured, while kernels were compiled and graphs captured; not `waiting_seconds`."""
         self.controls, self._draft_seconds = dict(self._initial), 0.0
         self.num_drafted = self.num_accepted = 0
+
+    @property
+    def may_leave_model_out(self) -> bool:
+        """Whether it must know what steps without drafts take."""
+        return self.model is not None and self.controls[MODEL].auto
+
+    def only_measure(self, *, followed: bool) -> None:
+        """Until `reset`, steps have no drafts; the model follows them, or has given up."""
+        changes = {"plain_every": 0, "idle_steps": 0 if followed else GIVEN_UP}
+        self.controls = {source: msgspec.structs.replace(control, **changes) for source, control in self._initial.items()}
 
     def propose(self, running: Iterable[EngineSequence], under_way: str = "") -> None:
         """Gives the decoding sequences their drafts for the next step. `under_way`: that step was launched already, without drafts (PLAIN) or with
@@ -151,11 +176,19 @@ class Speculation:
             right = next((place for place, token in enumerate(came) if token != found[place]), len(came))
             self._take_verdict(state, NGRAM, len(came), right)
 
-    def observe(self, batch: ScheduledBatch, seconds: float) -> None:
-        """The step is done, and its tokens are appended: learns from it, and lets the model draft."""
-        self._learn(batch, seconds)
+    def observe(self, batch: ScheduledBatch, seconds: float, *, was_ahead: bool = False) -> None:
+        """The step is done, and its tokens are appended: learns from it, and lets the model draft. `was_ahead`: it was launched before it was asked
+        for."""
+        self._learn(batch, seconds if was_ahead or not self._is_usually_ahead(batch) else as_ahead(seconds, self.waiting_seconds))
         if self.model is not None:
             self._let_draft(self.model, batch)
+
+    def _is_usually_ahead(self, batch: ScheduledBatch) -> bool:
+        """Steps without drafts, and those with one of the model for each sequence."""
+        sources = {
+            self._of[chunk.sequence.id].source if chunk.drafts else "" for chunk in batch.chunks if chunk.sequence.id in self._of
+        }
+        return sources <= {""} or (sources == {MODEL} and self._drafts_in_step)
 
     def take_drafts(self, chunks: Sequence[Chunk], drafts: Sequence[Sequence[int]]) -> None:
         """The device has made the draft that follows each row of these chunks, and kept up with them; empty: it has not."""
@@ -176,7 +209,7 @@ class Speculation:
     def _drafts_go_on(self) -> bool:
         """A step in which the model's drafts do not pay measures what they gain, and may be followed by drafts again."""
         control = self.controls[MODEL]
-        return not control.auto or control.idle_steps <= 1
+        return not control.auto or control.idle_steps < GIVEN_UP
 
     @property
     def goes_on(self) -> bool:
