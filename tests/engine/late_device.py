@@ -124,8 +124,7 @@ class LateGraphs(DecodeGraphs):
         done = self._stream.launch(lambda: tokens[: captured.chosen.shape[0]].copy_(captured.chosen))
         return InFlightStep(captured, sequences, longest, tokens, done)
 
-    def _capture(self, size: int, longest: int, prepared: bool) -> CapturedGraph:
-        del prepared
+    def _capture(self, size: int, longest: int) -> CapturedGraph:
         step = decode_step(self._step, size, longest)
         self._stream.synchronize()
         assert int(step.lengths.max()) <= longest

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from fake_decoder import make_engine
 
-from windlass.core.constants import BLOCK_TOKENS
-from windlass.engine.schedule.scheduler import ScheduledBatch, SchedulerLimits
+from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.engine.warm_up import BEGUN, FEW_PROMPTS, NUM_TOKENS, warm_up_requests
 
 pytestmark = pytest.mark.cpu
@@ -35,29 +33,3 @@ def test_no_prompt_is_longer_than_a_sequence_may_be(context: int) -> None:
 def test_where_each_prompt_takes_seconds_there_are_few() -> None:
     found = lengths(limits(2048), few=True)
     assert {*FEW_PROMPTS, *(2048 + rest for rest in BEGUN)} <= set(found) and len(found) < len(lengths(limits(2048))) / 2
-
-
-def test_where_kernels_are_compiled_there_are_fewer() -> None:
-    found, usual = lengths(limits(2048), prepared=True), lengths(limits(2048))
-    assert {2, 80, 2048, *(2048 + rest for rest in BEGUN)} <= set(found) and sum(found) < sum(usual) / 1.5
-
-
-@pytest.mark.parametrize("step", [512, 2048])
-def test_and_the_second_step_of_a_prompt_comes_without_the_first(step: int) -> None:
-    """Its tokens are in the prefix cache; all others begin differently."""
-    engine = make_engine(num_blocks=512, context_tokens=4096, max_sequences=8, max_step_tokens=step)
-    engine.runner.is_prepared = True
-    scheduler, computed = engine.scheduler, list[int]()
-    schedule = scheduler.schedule
-
-    def noted() -> ScheduledBatch:
-        batch = schedule()
-        computed.extend(chunk.stop - chunk.start for chunk in batch.chunks if chunk.stop - chunk.start > 1)
-        return batch
-
-    scheduler.schedule = noted  # type: ignore[method-assign]
-    engine.try_steps()
-    asked = lengths(limits(step), prepared=True)
-    longest = max(length for length in asked if length <= step) // BLOCK_TOKENS * BLOCK_TOKENS
-    assert {step + rest for rest in BEGUN} <= set(asked)
-    assert sum(computed) <= sum(asked) - len(BEGUN) * longest

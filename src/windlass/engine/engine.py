@@ -86,9 +86,8 @@ class Engine:
 
     def try_steps(self) -> None:
         """Prompts and answers, for kernels that are compiled at their first use. On several ranks, once all of them follow."""
-        runner = self.runner
-        how = {"few": runner.copies_weights, "short": runner.reads_disk, "prepared": runner.is_prepared}
-        for group in warm_up_requests(self.limits, self.num_tokens, **how):
+        few, short = self.runner.copies_weights, self.runner.reads_disk
+        for group in warm_up_requests(self.limits, self.num_tokens, few=few, short=short):
             for request in group:
                 self.submit(request)
             self.step()

@@ -10,8 +10,6 @@ from windlass.engine.schedule.scheduler import SchedulerLimits
 PROMPTS = (2, 40, 80, 128, 200, 320, 500, 700, 1000, 1200, 1500, 1700, 2048, 4096, 8192)
 """Tokens: the kernels and the shape of their work differ between these."""
 FEW_PROMPTS, SHORT_PROMPTS = (40,), (2,)
-PREPARED_PROMPTS = (2, 40, 80, 200, 500, 1000, 2048, 8192)
-"""Where kernels are compiled and attention is planned already: each way through the layers, and some sizes of PyTorch's own products."""
 BEGUN = (20, 700)
 """Tokens of a prompt beyond a whole step: attention of prompts that have begun differs for few and for many of them."""
 SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, presence_penalty=0.1, seed=1)
@@ -19,28 +17,20 @@ NUM_TOKENS = 3
 MEASURED_PROMPT, MEASURED_TOKENS = 24, 18
 
 
-def warm_up_requests(
-    limits: SchedulerLimits, num_tokens: int, *, few: bool = False, short: bool = False, prepared: bool = False
-) -> list[list[Submit]]:
+def warm_up_requests(limits: SchedulerLimits, num_tokens: int, *, few: bool = False, short: bool = False) -> list[list[Submit]]:
     """`few`: where weights are copied for every step, each prompt takes seconds; no more than those without which kernels would be missing.
     `short`: where they are read from disk besides, every prompt of some length reads all of them; kernels of prompts are compiled without one.
-    `prepared`: where no kernel is missing; prompts that take two steps then find the first one's tokens in the prefix cache.
 
     In groups: a group is submitted when the one before it has a token, so that prompts are read beside decoding sequences."""
     most = min(limits.max_step_tokens, limits.longest_sequence - NUM_TOKENS)
-    prompts = SHORT_PROMPTS if short else FEW_PROMPTS if few else PREPARED_PROMPTS if prepared else PROMPTS
+    prompts = SHORT_PROMPTS if short else FEW_PROMPTS if few else PROMPTS
     lengths = sorted({min(length, most) for length in prompts if length <= limits.max_step_tokens})
-    longest = len(lengths) - 1
     lengths += [
         length
         for length in (limits.max_step_tokens + rest for rest in BEGUN)
         if length <= limits.longest_sequence - NUM_TOKENS and not short
     ]
-    greedy = [
-        _request(number, length, GREEDY, num_tokens, longest if prepared and number > longest else number)
-        for number, length in enumerate(lengths)
-        if length > 0
-    ]
+    greedy = [_request(number, length, GREEDY, num_tokens) for number, length in enumerate(lengths) if length > 0]
     usual = min(SHORT_PROMPTS[0] if short else 64, most)
     plain, sampled = (_request(len(lengths) + i, usual, how, num_tokens) for i, how in enumerate((Sampling(), SAMPLED)))
     return [*([request] for request in greedy), [plain], [sampled]] if most > 0 else []
@@ -54,8 +44,7 @@ def measured_request(number: int, limits: SchedulerLimits, num_tokens: int) -> S
     return Submit(id=-1 - number, token_ids=tokens, sampling=GREEDY, max_tokens=MEASURED_TOKENS)
 
 
-def _request(number: int, length: int, sampling: Sampling, num_tokens: int, like: int | None = None) -> Submit:
-    """Requests begin alike only if they are `like` the same one: of others nothing is found in the prefix cache."""
-    first = number if like is None else like
-    tokens = [(first + 7 * place) % num_tokens for place in range(length)]
+def _request(number: int, length: int, sampling: Sampling, num_tokens: int) -> Submit:
+    """No two begin alike, so that nothing of one is found in the prefix cache."""
+    tokens = [(number + 7 * place) % num_tokens for place in range(length)]
     return Submit(id=-1 - number, token_ids=tokens, sampling=sampling, max_tokens=NUM_TOKENS, logprobs=None if number % 4 else 2)

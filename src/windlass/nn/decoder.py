@@ -45,7 +45,7 @@ class FusedPass(Protocol):
 
     def prepare(
         self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache], then: Iterable[Callable[[], object]] = ()
-    ) -> bool: ...
+    ) -> None: ...
 
 
 class Decoder(nn.Module):
@@ -94,10 +94,10 @@ class Decoder(nn.Module):
 
     def prepare(
         self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache], then: Iterable[Callable[[], object]] = ()
-    ) -> bool:
-        """Compiles the kernels of these steps, and of steps of up to so many rows, where that takes time. Returns whether these steps can be captured
-        without running them first, and prompts of any length find all they need."""
-        return self.fused is not None and self.fused.prepare(max_rows, steps, caches, then)
+    ) -> None:
+        """Compiles the kernels of these steps, and of steps of up to so many rows, where that takes time."""
+        if self.fused is not None:
+            self.fused.prepare(max_rows, steps, caches, then)
 
     def forward_hidden(self, step: Step, caches: Sequence[KvCache] | None = None) -> Tensor:
         """[rows, hidden]: the output of the last layer (of this stage), before the final norm, for a step without padding."""

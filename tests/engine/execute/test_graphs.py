@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from fake_decoder import FakeDecoder
 from hypothesis import given
 from hypothesis import strategies as st
-from late_device import Answers, LateGraphs, greedy_reference, make_late_engine, prompt
+from late_device import Answers, make_late_engine, prompt
 
 from windlass.core.request import GREEDY
 from windlass.core.scheme import scheme
@@ -312,45 +311,3 @@ def test_nothing_of_the_warm_up_is_seen() -> None:
         fresh = make_late_engine(FakeDecoder(), patch, late=False, sizes=(1, 2), num_blocks=40, max_sequences=3)
         fresh.submit(Submit(1, prompt(1, 9), GREEDY, max_tokens=5))
         assert found == [token for _ in range(6) for output in fresh.step() for token in output.token_ids] != []
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-def test_what_has_been_launched_is_captured_without_another_run(prepared: bool) -> None:
-    """The first graph is not: what comes behind the decoder has not run yet, and how many logits there are is not known."""
-    runs: list[tuple[int, bool]] = []
-    within = False
-
-    class Decoding(FakeDecoder):
-        def __call__(self, step: Any, caches: Any) -> Any:
-            runs.append((len(step.tokens), within))
-            return super().__call__(step, caches)
-
-        def prepare(self, max_rows: int, steps: Any, caches: Any, then: Any) -> bool:
-            assert {len(step.tokens) for step in steps} == {1, 2, 3}
-            return prepared
-
-    @contextmanager
-    def capturing(*_: Any) -> Iterator[None]:
-        nonlocal within
-        within = True
-        yield
-        within = False
-
-    def chosen(logits: Any, num_tokens: int, step: Any, counts: Any, space: Any) -> Any:
-        return greedy_reference(logits, num_tokens, step, counts)
-
-    with pytest.MonkeyPatch.context() as patch:
-        decoder = Decoding()
-        engine = make_late_engine(decoder, patch, late=False, sizes=(1, 2), num_blocks=40, max_sequences=3)
-        patch.setattr(graphs, "capturing", capturing)
-        patch.setattr(graphs, "greedy", chosen)
-        patch.setattr(torch.cuda, "CUDAGraph", object)
-        patch.setattr(LateGraphs, "_capture", graphs.DecodeGraphs._capture)
-        made: Any = engine.runner
-        made._graphs._logits = made._graphs._space = made._graphs._pool = None
-        made._decoder = decoder
-        made.warm_up()
-    usual = len(graphs.LENGTHS[: graphs.USUAL_LENGTHS])
-    assert made.is_prepared is prepared
-    assert [size for size, captured in runs if captured] == [size for size in (3, 2, 1) for _ in range(usual)]
-    assert [size for size, captured in runs if not captured] == ([3] if prepared else [3] * usual + [2] * usual + [1] * usual)

@@ -98,35 +98,34 @@ class DecodeGraphs:
         """Whether sequences of that length are in its class."""
         return captured.longest == length_class(longest)
 
-    def capture_usual(self, prepared: bool = False) -> None:
-        """Largest first: smaller ones then find room in the memory of these. `prepared`: the decoder's kernels have been launched before."""
+    def capture_usual(self) -> None:
+        """Largest first: smaller ones then find room in the memory of these."""
         for size in reversed(self._sizes):
             for longest in LENGTHS[:USUAL_LENGTHS]:
                 if not self.why_not:
-                    self.get(size, longest, prepared)
+                    self.get(size, longest)
 
     def usual_steps(self) -> list[Step]:
         """The steps of these graphs."""
         return usual_steps(self._step, self._sizes)
 
-    def get(self, size: int, longest: int, prepared: bool = False) -> CapturedGraph | None:
-        """Captures it if need be. Its results include padding rows, and are valid until the next replay. `prepared`: see `capture_usual`.
+    def get(self, size: int, longest: int) -> CapturedGraph | None:
+        """Captures it if need be. Its results include padding rows, and are valid until the next replay.
 
         None: the decoder synchronizes with the device, so that it cannot be captured.
         """
         key = size, length_class(longest)
         if key not in self._graphs:
-            captured = self._capture(*key, prepared)
+            captured = self._capture(*key)
             if captured is None:
                 return None
             self._graphs[key] = captured
         return self._graphs[key]
 
-    def _capture(self, size: int, longest: int, prepared: bool) -> CapturedGraph | None:
+    def _capture(self, size: int, longest: int) -> CapturedGraph | None:
         step = decode_step(self._step, size, longest)
         with torch.inference_mode():
-            if self._logits is None or not prepared:
-                self._run(step)
+            self._run(step)
             assert self._logits is not None
             num_tokens = self._num_tokens or self._logits.shape[1]
             graph = torch.cuda.CUDAGraph()

@@ -53,8 +53,6 @@ class Runner:
         self._in_flight: InFlightStep | None = None
         self._verifying: InFlightVerify | None = None
         self._num_tokens = num_tokens
-        self.is_prepared = False
-        """Whether prompts of any length find their kernels compiled and their attention planned."""
         self.adapters: Adapters | None = None
         self._adapted: tuple[program.Program, Tensor] | None = None
         """The program of steps with adapters, and its logits; recorded when the first one comes."""
@@ -178,9 +176,9 @@ class Runner:
             drafts = [] if self.verify_graphs is None else self.verify_graphs.usual_drafts()
             with torch.inference_mode():
                 steps = self._graphs.usual_steps() + verified
-                self.is_prepared = prepare(len(self._buffers.tokens), steps, self._caches, drafts)
+                prepare(len(self._buffers.tokens), steps, self._caches, drafts)
         mark("kernels compiled")
-        self._graphs.capture_usual(self.is_prepared)
+        self._graphs.capture_usual()
         if self.verify_graphs is not None:
             self.verify_graphs.capture_usual()
         mark("graphs captured")

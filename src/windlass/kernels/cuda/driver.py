@@ -197,7 +197,6 @@ class Kernel:
     ) -> None:
         if _collected is not None:
             _collected.add(self.unit)
-            _collected.needs.add(self)
             return
         values = [
             argument.data_ptr() if isinstance(argument, Tensor) else 0 if argument is None else argument for argument in arguments
@@ -285,23 +284,14 @@ def kernel(
     return Kernel(unit, function, signature, packed, shared_bytes)
 
 
-class Collected(set[Unit]):
-    """What launches need to be compiled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.needs: set[object] = set()
-        """Kernels and tensor maps: functions are looked up, and maps made, at the first launch, which must not be during a capture."""
-
-
-_collected: Collected | None = None
+_collected: set[Unit] | None = None
 
 
 @contextmanager
-def collecting() -> Iterator[Collected]:
+def collecting() -> Iterator[set[Unit]]:
     """Within, no kernel is launched: what their launches need is noted, to be compiled together. Results are whatever was in memory."""
     global _collected
-    before, _collected = _collected, Collected()
+    before, _collected = _collected, set()
     try:
         yield _collected
     finally:
@@ -334,8 +324,6 @@ def rows_map(data: Tensor, rows: int) -> Tensor:
     """A tensor map of `data` [matrices, tiles, blocks, block bytes], for copies of one block of `rows` tiles. On the device."""
     matrices, tiles, blocks, block_bytes = data.shape
     key = (data.data_ptr(), matrices * tiles, blocks, block_bytes, rows)
-    if _collected is not None:
-        _collected.needs.add(key)
     if key not in _maps:
         _maps[key] = _make_rows_map(*key).to(data.device)
     return _maps[key]

@@ -314,35 +314,21 @@ class FusedDecoder:
 
     def prepare(
         self, max_rows: int, steps: Iterable[Step], caches: Sequence[KvCache], then: Iterable[Callable[[], object]] = ()
-    ) -> bool:
-        """Compiles what these steps need, what is called after them, and steps of up to so many rows, several kernels at a time.
-
-        Returns whether nothing is left to be made when such steps are captured, and attention of new prompts is planned."""
-        steps, units = list(steps), {variant.unit for variant in self._integer_kernels(max_rows)}
-        needs: list[set[object]] = []
-        for step in steps:
-            with driver.collecting() as found:
+    ) -> None:
+        """Compiles what these steps need, what is called after them, and steps of up to so many rows, several kernels at a time."""
+        steps = list(steps)
+        with driver.collecting() as units:
+            for step in steps:
                 self(step, caches)
-            units |= found
-            needs.append(found.needs)
-        with driver.collecting() as found:
             for call in then:
                 call()
+        units |= {variant.unit for variant in self._integer_kernels(max_rows)}
         with ThreadPoolExecutor(2) as others:  # Triton's compiler uses one core, and nearly as long as the others together
             begun = others.submit(self._compile_begun, steps[0], caches[0], max_rows)
-            compiled = others.submit(driver.compile_all, units | found)
+            compiled = others.submit(driver.compile_all, units)
             self._plan_prompts(max_rows)
             compiled.result()
             begun.result()
-        if self._depends_on_placement or not all(layer.in_int8 for layer in self.layers):
-            return False
-        self._launch_once(steps, needs, caches)
-        return True
-
-    @property
-    def _depends_on_placement(self) -> bool:
-        """Whether steps wait for other ranks, or for weights that lie elsewhere."""
-        return not self.decoder.shard.is_whole or any(isinstance(layer.feed, OffloadedFeed | SlicedFeed) for layer in self.layers)
 
     def _integer_kernels(self, max_rows: int) -> set[int8.Variant]:
         needed: set[int8.Variant] = set()
@@ -364,14 +350,6 @@ class FusedDecoder:
             for rows in planned_rows(max_rows):
                 qkv = torch.zeros(rows, layer.qkv.rows, dtype=torch.bfloat16, device=device)
                 attend_whole(*layer.heads_of(qkv), layer.mixer.scale)
-
-    def _launch_once(self, steps: Sequence[Step], needs: Sequence[set[object]], caches: Sequence[KvCache]) -> None:
-        """Runs as few steps as make what all of them need, in every layer: functions are looked up and tensor maps made at their first launch."""
-        made: set[object] = set()
-        for step, needed in zip(steps, needs, strict=True):
-            if not needed <= made:
-                self(step, caches)
-                made |= needed
 
     @torch.inference_mode()
     def _compile_begun(self, step: Step, cache: KvCache, max_rows: int) -> None:
