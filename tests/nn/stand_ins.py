@@ -54,7 +54,7 @@ class StandIns(Small):
         super().__init__(half)
         self.called: set[str] = set()
         self.item_rows: set[int] = set()
-        self._known: dict[int, Tensor] = {}
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         for module, names in LAUNCHES.items():
@@ -77,8 +77,9 @@ class StandIns(Small):
         key = weight.data.data_ptr()
         if key not in self._known:
             found = layout.dequantize(weight)
-            self._known[key] = torch.nn.functional.pad(found, (0, weight.width - weight.inputs))
-        return self._known[key]
+            # With its tensor, so that no other one has this address as long as it is known.
+            self._known[key] = weight.data, torch.nn.functional.pad(found, (0, weight.width - weight.inputs))
+        return self._known[key][1]
 
     def _product(self, x: Tensor, weight: Tiles, matrix: int = 0) -> Tensor:
         assert x.shape[-1] == weight.width and x.stride(-1) == 1

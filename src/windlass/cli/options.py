@@ -56,7 +56,7 @@ ROWS: dict[str, Row] = {
         str | None,
         None,
         "SIZE",
-        "Most host memory to use; weights that do not fit are read from disk while the model runs.",
+        "Most host memory to use. What does not fit is read from disk as the model runs: on CPUs; beside Hopper GPUs experts of int4 mixtures.",
     ),
     "disk_folder": Row(
         str | None,

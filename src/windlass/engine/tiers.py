@@ -96,6 +96,11 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
     if device != "cpu" and not device.startswith("cuda") and launch.disk_folder is not None:
         raise BadInput(f"--disk-folder: weights are kept on disk beside CPUs and NVIDIA GPUs, not beside {device}; leave it out")
 
+    if device != "cpu" and launch.disk_folder is not None and not _keeps_experts_on_disk(weights):
+        raise BadInput(
+            "--disk-folder: beside a GPU only experts of int4 mixtures are kept on disk, on Hopper GPUs; leave it out, or use --device cpu"
+        )
+
     def decoder(source: Any) -> Decoder:
         mtp = wants_mtp(launch, weights.spec, weights.shard) and source is weights.source
         if launch.speculate == "mtp" and not mtp:
@@ -114,6 +119,10 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
         return _beside_disk(launch, weights, decoder)
     check_weights(weights.spec.name, weights.num_bytes, cap_bytes)
     return BuiltDecoder(decoder(weights.source), None, "")
+
+
+def _keeps_experts_on_disk(weights: RankWeights) -> bool:
+    return getattr(weights.source, "tiled", False) and weights.spec.experts is not None
 
 
 def _beside_disk(launch: Launch, weights: RankWeights, decoder: Callable[[Any], Decoder]) -> BuiltDecoder:

@@ -134,6 +134,7 @@ def linear(
     shape: Shape | None = None,
 ) -> Tensor:
     """out bf16 [rows, outputs], or fp32 [slices, rows, outputs]: sums of slices of the inputs. `rows`: of x in a unit."""
+    assert x.codes.shape[1] == weight.width
     partial, blocks = out.dtype == torch.float32, weight.tile_blocks // slices
     assert (partial or slices == 1) and blocks * slices == weight.tile_blocks
     run, shared, shape = kernel(2 if partial else 0, weight, rows, items=0, shape=shape)
@@ -167,14 +168,20 @@ def gate_up_kind(weight: Tiles, shape: Shape) -> int:
     return 4 if shape.deep == 2 and shape.tiles == OUTPUT_TILES and weight.num_tiles % OUTPUT_TILES == 0 else 1
 
 
-def gate_up_rounded(x: RoundedRows, weight: Tiles, places: int, routes: Routes, *, shape: Shape | None = None) -> RoundedRows:
-    """Of [rows * (active + shared), width], for items of `route.dispatch`."""
+def gate_up_rounded(
+    x: RoundedRows, weight: Tiles, next_inputs: int, places: int, routes: Routes, *, shape: Shape | None = None
+) -> RoundedRows:
+    """Of [rows * (active + shared), next_inputs], for items of `route.dispatch`.
+
+    `next_inputs`: of the product that follows, with what fills them up to whole blocks, which is zero."""
     width, device = weight.rows // 2, x.codes.device
     if gate_up_kind(weight, shape or SHAPES[routes.item_rows.shape[1]]) == 4:
-        return gate_up(x, weight, empty_rows(places, width, device), routes, shape=shape)
-    padded = -(-width // BLOCK_INPUTS) * BLOCK_INPUTS
-    make = torch.zeros if padded > width else torch.empty
-    out = make(places, padded, dtype=torch.bfloat16, device=device)
+        rounded = empty_rows(places, next_inputs, device)
+        if next_inputs > width:
+            rounded.codes[:, width:].zero_(), rounded.scales.zero_()
+        return gate_up(x, weight, rounded, routes, shape=shape)
+    make = torch.zeros if next_inputs > width else torch.empty
+    out = make(places, next_inputs, dtype=torch.bfloat16, device=device)
     return quantize_rows(gate_up(x, weight, out, routes, shape=shape))
 
 
@@ -189,6 +196,7 @@ def down(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: S
 
 
 def _experts(kind: int, x: RoundedRows, weight: Tiles, out: Out, routes: Routes, rows: Tensor, shape: Shape | None) -> Out:
+    assert x.codes.shape[1] == weight.width
     run, shared, shape = kernel(kind, weight, rows.shape[1], items=1, shape=shape)
     to, scales = (out, None) if isinstance(out, Tensor) else out
     run(

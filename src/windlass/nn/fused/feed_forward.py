@@ -87,7 +87,7 @@ class DenseFeed:
     def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
         rows = x.shape[0]
         way = int8.whole_cut(rows, self.gate_up)
-        act = int8.gate_up_rounded(rounded, self.gate_up, rows, self._all_rows(rows, way.rows), shape=way.shape)
+        act = int8.gate_up_rounded(rounded, self.gate_up, self.down.width, rows, self._all_rows(rows, way.rows), shape=way.shape)
         return int8.linear_parts(act, self.down), None
 
     def _act(self, rows: int) -> Tensor:
@@ -197,7 +197,7 @@ class RoutedFeed:
         if mean <= FEW_ROWS_BEFORE_INT8:
             return self._streamed(x)
         routes = self._dispatched(x, integer_units.item_rows(mean))
-        act = int8.gate_up_rounded(rounded, self.gate_up, rows * self.slots, routes)
+        act = int8.gate_up_rounded(rounded, self.gate_up, self.down.width, rows * self.slots, routes)
         parts = _halves(rows * self.slots, x.shape[1], device=device)
         int8.down(act, self.down, parts, routes)
         return parts.view(rows, self.slots, -1), routes.weights

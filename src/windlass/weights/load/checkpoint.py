@@ -95,7 +95,8 @@ class CheckpointWeights:
 
     def begin(self, side: loader.DeviceSide | None = None) -> None:
         """What is large is read by threads of its own from now on, where that is possible: returned at once, and there after `finish`."""
-        if self.tiled and (side is not None or (self.device.type == "cuda" and loader.available())):
+        can_place = hasattr(self._store, "place_of")  # of others no file has the bytes as they are wanted
+        if self.tiled and can_place and (side is not None or (self.device.type == "cuda" and loader.available())):
             self._background = BackgroundLoad(side or loader.CudaSide(self.device), self._tell)
 
     def finish(self) -> None:
