@@ -106,9 +106,8 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
         if launch.speculate == "mtp" and not mtp:
             raise BadInput("--speculate mtp needs all weights in memory, and some are on disk; choose ngram or a small model")
         begin = getattr(source, "begin", None)
-        if (
-            source is weights.source and begin is not None
-        ):  # nothing reads the numbers of weights while a decoder is built of all of them
+        # Nothing reads the numbers of weights while a decoder is built of all of them.
+        if source is weights.source and begin is not None:
             begin()
         return Decoder(weights.spec, source, context_tokens, shard=weights.shard, mtp=mtp)
 

@@ -164,6 +164,19 @@ def test_one_slow_step_says_little_and_a_fast_one_much() -> None:
     assert known.with_step(2, 1.5).with_step(2, 80.0).of(2, 1) == pytest.approx(1.5 * 1.03)
 
 
+def drafted(
+    control: Control, sequence: Acceptance, is_followed: bool, chance: random.Random, rate: float
+) -> tuple[Control, Acceptance, int, int, bool]:
+    """What a step has: drafts, how many are accepted, and whether some were left out."""
+    count = counts(control, [sequence.rate], 1)[0] if is_followed else 0
+    left_out = not count and (not is_followed or not is_measuring(control, 1))
+    accepted = int(count and chance.random() < rate)
+    if count:
+        sequence = sequence.judged(1, accepted)
+        control = msgspec.structs.replace(control, acceptance=control.acceptance.judged(1, accepted))
+    return control, sequence, count, accepted, left_out
+
+
 def answered(
     control: Control, tokens: int, plain: float, each: float, chance: random.Random, rate: float
 ) -> tuple[Control, float]:
@@ -173,12 +186,7 @@ def answered(
     control = begun(control) if is_followed and control.is_due else control
     while taken < tokens:
         is_followed = is_followed and control.idle_steps <= 1
-        count = counts(control, [sequence.rate], 1)[0] if is_followed else 0
-        left_out = not count and (not is_followed or not is_measuring(control, 1))
-        accepted = int(count and chance.random() < rate)
-        if count:
-            sequence = sequence.judged(1, accepted)
-            control = msgspec.structs.replace(control, acceptance=control.acceptance.judged(1, accepted))
+        control, sequence, count, accepted, left_out = drafted(control, sequence, is_followed, chance, rate)
         took = plain + each * count
         control = after_step(
             control, rows=1 + count, sequences=1, seconds=took, drafted=count, accepted=accepted, offered=left_out
@@ -209,12 +217,7 @@ def answered_ahead(control: Control, tokens: int, waiting: float, chance: random
     ahead: int | None = None
     while taken < tokens:
         is_followed = is_followed and control.idle_steps <= 1
-        count = counts(control, [sequence.rate], 1)[0] if is_followed else 0
-        left_out = not count and (not is_followed or not is_measuring(control, 1))
-        accepted = int(count and chance.random() < rate)
-        if count:
-            sequence = sequence.judged(1, accepted)
-            control = msgspec.structs.replace(control, acceptance=control.acceptance.judged(1, accepted))
+        control, sequence, count, accepted, left_out = drafted(control, sequence, is_followed, chance, rate)
         took = (4.2 if count else 2.8) * chance.gauss(1, 0.03) * (3 if chance.random() < 0.02 else 1) + 0.9 * (ahead != count)
         found = took if ahead == count else as_ahead(took, waiting)
         ahead = (None if control.is_plain_next else 1) if count else None if is_followed else 0

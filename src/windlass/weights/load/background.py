@@ -35,7 +35,7 @@ class BackgroundLoad:
 
     def put_tiles(self, store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], tiles: Tiles) -> bool:
         """For each matrix its shards, concatenated along the output. False: they are to be read in another way."""
-        if not _has_files(store) or not all(_is_packed(shard) for one in rows_of for shard in one):
+        if not has_files(store) or not all(_is_packed(shard) for one in rows_of for shard in one):
             return False
         tiles.data.zero_()
         self._submit(list(tile_chunks(self._finder(store), rows_of, tiles, self._loader.slot_bytes)), tiles.data)
@@ -43,7 +43,7 @@ class BackgroundLoad:
 
     def put_plain(self, store: TensorStore, shard: TensorShard, out: Tensor) -> bool:
         """A matrix that is stored in the device's dtype. False: it is to be read in another way."""
-        if not _has_files(store) or not _is_plain(store, shard, out):
+        if not has_files(store) or not _is_plain(store, shard, out):
             return False
         out.zero_()
         number, start = self._finder(store)(shard.location.name)
@@ -96,7 +96,7 @@ class BackgroundLoad:
                 return
 
 
-def _has_files(store: TensorStore) -> bool:
+def has_files(store: TensorStore) -> bool:
     return hasattr(store, "place_of")
 
 

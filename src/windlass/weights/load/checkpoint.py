@@ -24,7 +24,7 @@ from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import loader
 from windlass.kernels.triton.available import has_packed_kernels
-from windlass.weights.load.background import BackgroundLoad
+from windlass.weights.load.background import BackgroundLoad, has_files
 from windlass.weights.load.dense import load_dense, load_vector
 from windlass.weights.load.prefetch import trim_heap
 from windlass.weights.load.quantized import load_packed, packed_bytes
@@ -95,8 +95,7 @@ class CheckpointWeights:
 
     def begin(self, side: loader.DeviceSide | None = None) -> None:
         """What is large is read by threads of its own from now on, where that is possible: returned at once, and there after `finish`."""
-        can_place = hasattr(self._store, "place_of")  # of others no file has the bytes as they are wanted
-        if self.tiled and can_place and (side is not None or (self.device.type == "cuda" and loader.available())):
+        if self.tiled and has_files(self._store) and (side is not None or (self.device.type == "cuda" and loader.available())):
             self._background = BackgroundLoad(side or loader.CudaSide(self.device), self._tell)
 
     def finish(self) -> None:
