@@ -269,7 +269,11 @@ def test_ctrl_c_leaves_nothing_on_any_machine(lasting: WorkerProcess, smollm2: P
     secret = lasting.log.with_name("secret")
     words = ["run", str(smollm2), "--workers", f"127.0.0.1:{lasting.port}", "--secret-file", str(secret)]
     root = subprocess.Popen(
-        [sys.executable, "-m", "windlass", *words, "--device", "cpu", "--prompt", "Count to a thousand.", "--max-tokens", "4000"],
+        # Greedy, and with loops allowed, this is answered with all 4,000 tokens: it is not over when Ctrl-C comes.
+        [
+            *(sys.executable, "-m", "windlass", *words, "--device", "cpu", "--prompt", "Write a very long story."),
+            *("--max-tokens", "4000", "--temperature", "0", "--allow-loops"),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
