@@ -132,34 +132,18 @@ class StandIns(Small):
         assert x.dtype == self.half and x.dim() == 2 and x.stride(1) == 1 and x.shape[1] % 128 == 0 and x.stride(0) % 2 == 0
         return RoundedRows(x, torch.empty(0))
 
-    def linear(
-        self,
-        x: RoundedRows,
-        weight: Tiles,
-        out: Tensor,
-        *,
-        bias: Tensor | None = None,
-        slices: int = 1,
-        rows: int,
-        shape: integer_units.Shape,
+    def _all_rows(
+        self, kind: int, x: RoundedRows, weight: Tiles, out: Tensor, bias: Tensor | None, way: integer_units.Cut
     ) -> Tensor:
-        assert weight.group == int8.GROUP and any((rows, shape) == (kind.rows, kind.shape) for kind in integer_units.UNIT_KINDS)
-        return self._sliced(x.codes, weight, out, bias, slices)
+        assert weight.group == int8.GROUP and any(way[:2] == known[:2] for known in integer_units.UNIT_KINDS)
+        if kind == 1:
+            assert bias is None and way.slices == 1
+            return self._gate_up(x.codes, weight, out, route.all_rows(len(x.codes), 64, x.codes.device))
+        return self._sliced(x.codes, weight, out, bias, way.slices)
 
-    def gate_up(
-        self,
-        x: RoundedRows,
-        weight: Tiles,
-        out: Tensor | RoundedRows,
-        routes: Routes,
-        *,
-        shape: integer_units.Shape | None = None,
-    ) -> Tensor | RoundedRows:
-        assert weight.group == int8.GROUP and (shape or routes.item_rows.shape[1] in integer_units.SHAPES)
-        if isinstance(out, RoundedRows):
-            assert weight.num_tiles % 16 == 0 and (shape or integer_units.SHAPES[routes.item_rows.shape[1]]).tiles == 16
-        self._gate_up(x.codes, weight, out if isinstance(out, Tensor) else out.codes, routes)
-        return out
+    def gate_up(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
+        assert weight.group == int8.GROUP and routes.item_rows.shape[1] in integer_units.SHAPES
+        return self._gate_up(x.codes, weight, out, routes)
 
     def down(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
         assert weight.group == int8.GROUP and routes.item_rows.shape[1] in integer_units.SHAPES and out.dtype == self.half
@@ -252,7 +236,7 @@ class StandIns(Small):
 LAUNCHES: dict[ModuleType, tuple[str, ...]] = {
     linear: ("linear_few", "linear_eight", "linear_wide"),
     experts: ("gate_up_few", "down_few", "gate_up_many", "down_many", "gate_up_wide", "down_wide"),
-    int8: ("empty_rows", "quantize_rows", "linear", "gate_up", "down"),
+    int8: ("empty_rows", "quantize_rows", "_all_rows", "gate_up", "down"),
     route: ("router_few", "router_many", "route_many", "choose_many"),
     attention: ("decode_attention", "rotate_store", "head_norm"),
     norm: ("add_norm", "head_one"),

@@ -12,14 +12,13 @@ class Shape(NamedTuple):
     """Of a thread block's work, see int8.cu."""
 
     warpgroups: int
-    deep: int
     split: int
     """Columns of the first half of a product, 0 for one whole."""
     fragments: int
 
     @property
     def tiles(self) -> int:
-        return self.warpgroups * 4 * self.deep
+        return self.warpgroups * 8
 
     @property
     def threads(self) -> int:
@@ -27,12 +26,12 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    16: Shape(3, 2, 0, 2),
-    32: Shape(3, 2, 0, 2),
-    48: Shape(2, 2, 0, 2),
-    64: Shape(2, 2, 0, 2),
-    80: Shape(2, 2, 32, 2),
-    128: Shape(2, 2, 64, 1),
+    16: Shape(3, 0, 2),
+    32: Shape(3, 0, 2),
+    48: Shape(2, 0, 2),
+    64: Shape(2, 0, 2),
+    80: Shape(2, 32, 2),
+    128: Shape(2, 64, 1),
 }
 """For items of experts, by their rows of x; the fastest of those tried (docs/reference/cuda-notes.md)."""
 ITEM_SECONDS = {16: 0.51e-6, 32: 0.57e-6, 48: 0.58e-6, 64: 0.7e-6, 80: 0.775e-6}
@@ -52,18 +51,20 @@ class UnitKind(NamedTuple):
 
 
 UNIT_KINDS = (
-    UnitKind(16, Shape(2, 2, 0, 2), 0.54e-6),
-    UnitKind(16, Shape(2, 1, 0, 2), 0.275e-6),
-    UnitKind(32, Shape(2, 2, 0, 2), 0.55e-6),
-    UnitKind(32, Shape(2, 1, 0, 2), 0.28e-6),
-    UnitKind(48, Shape(2, 2, 0, 2), 0.57e-6),
-    UnitKind(64, Shape(2, 2, 0, 2), 0.72e-6),
-    UnitKind(64, Shape(2, 1, 0, 2), 0.41e-6),
-    UnitKind(80, Shape(2, 2, 32, 2), 0.9e-6),
-    UnitKind(128, Shape(2, 2, 64, 1), 1.32e-6),
+    UnitKind(16, Shape(2, 0, 2), 0.52e-6),
+    UnitKind(32, Shape(2, 0, 2), 0.535e-6),
+    UnitKind(48, Shape(2, 0, 2), 0.55e-6),
+    UnitKind(64, Shape(2, 0, 2), 0.66e-6),
+    UnitKind(80, Shape(2, 32, 2), 0.77e-6),
+    UnitKind(128, Shape(2, 64, 1), 1.25e-6),
 )
-"""Measured in products of 32 to 2,048 rows. Small units fill the device where a matrix has few rows."""
-_KINDS_AND_TILES = tuple((kind, kind.shape.tiles) for kind in UNIT_KINDS)
+"""Measured in products of 16 to 2,048 rows."""
+TILES = 16
+"""Of weights, in each of these."""
+HAND_ON_SECONDS = 5e-6
+"""To hand sums of a unit that is cut to the thread block that finishes it."""
+
+
 PARTS_BYTES_PER_SECOND = 3.5e12
 MOST_SLICES = 8
 
@@ -86,16 +87,21 @@ def item_rows(mean: float) -> int:
 
 @functools.cache
 def cut(rows: int, tiles: int, blocks: int, processors: int, most_slices: int = MOST_SLICES) -> Cut:
-    """The fastest way to cut a product of so many rows of x. Asked for thousands of row counts before a server is ready."""
-    divisors = [n for n in range(1, most_slices + 1) if blocks % n == 0]
+    """The fastest way to cut a product of so many rows of x. Asked for thousands of row counts before a server is ready.
+
+    Thread blocks share units, so that all have as much to do. Where there are fewer units than thread blocks, several would wait for the one that adds
+    up their sums: the next kernel adds slices of the inputs sooner."""
+    groups, divisors = -(-tiles // TILES), [n for n in range(1, most_slices + 1) if blocks % n == 0]
     part_seconds = 2 * 4 * rows * tiles * TILE_ROWS / PARTS_BYTES_PER_SECOND
-    best: tuple[float, UnitKind, int] | None = None
-    for kind, kind_tiles in _KINDS_AND_TILES:
-        units = -(-tiles // kind_tiles) * -(-rows // kind.rows)
-        for n in divisors:
-            took = -(-units * n // processors) * blocks // n * kind.seconds + (n * part_seconds if n > 1 else 0)
-            if best is None or took <= best[0]:
-                best = (took, kind, n) if best is None else min(best, (took, kind, n))
+    best: Cut | None = None
+    for kind in UNIT_KINDS:
+        units = groups * -(-rows // kind.rows)
+        slices = max(n for n in divisors if n == 1 or units * n <= processors) if units < processors else 1
+        if slices > 1:
+            took = blocks // slices * kind.seconds + slices * part_seconds
+        else:
+            took = units * blocks / processors * kind.seconds + (HAND_ON_SECONDS if units % processors else 0)
+        if best is None or took < best.seconds:
+            best = Cut(kind.rows, kind.shape, slices, took)
     assert best is not None
-    took, kind, slices = best
-    return Cut(kind.rows, kind.shape, slices, took)
+    return best

@@ -20,7 +20,7 @@ from windlass.core.tiers.device import DeviceSplit
 from windlass.core.tiers.values import Speeds
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
-from windlass.kernels.cuda import drafts, driver, layout, linear, route
+from windlass.kernels.cuda import drafts, driver, int8, layout, linear, route
 from windlass.kernels.step import BLOCK_TOKENS, Step
 from windlass.nn import Decoder
 from windlass.nn.moe import MixtureOfExperts
@@ -58,6 +58,8 @@ class Recorder:
         patch.setattr(driver, "kernel", self._kernel)
         patch.setattr(driver, "num_processors", lambda: PROCESSORS)
         patch.setattr(driver, "rows_map", lambda data, _rows: data)
+        patch.setattr(driver, "box_map", lambda *_: driver.NO_MAP)
+        patch.setattr(int8, "cut_units", lambda: (torch.empty(1, device=META), torch.empty(1, device=META)))
         patch.setattr(linear, "counter", lambda: torch.empty(1, dtype=torch.int32, device=META))
         patch.setattr(route, "_dispatch_reference", self._dispatched)
 
@@ -78,6 +80,8 @@ class Recorder:
             for kind, argument in zip(signature, arguments, strict=True):
                 if kind == "P":
                     assert argument is None or isinstance(argument, Tensor | int), told  # a number: an address in a mailbox
+                elif kind == "M":
+                    assert isinstance(argument, bytes) and len(argument) == driver.MAP_BYTES, told
                 else:
                     assert isinstance(argument, float if kind == "f" else int), f"{told}: {argument!r} for {kind}"
                     assert kind == "f" or 0 <= argument < 2 ** (32 if kind == "I" else 64), told

@@ -189,15 +189,37 @@ def test_integer_products_are_those_of_the_rounded_rows() -> None:
             x[0] = 0
             plain = rounded_reference(x) @ layout.dequantize(weight)[0].T
             rounded = int8.quantize_rows(x)
-            for size, shape in {*integer_units.SHAPES.items(), *((kind.rows, kind.shape) for kind in integer_units.UNIT_KINDS)}:
+            for kind in integer_units.UNIT_KINDS:
                 out = poisoned(count, rows, dtype=torch.bfloat16)
-                close(int8.linear(rounded, weight, out, bias=bias, rows=size, shape=shape), plain + bias, 4e-3)
-            if weight.tile_blocks % 4 == 0:
-                close(
-                    int8.linear(rounded, weight, poisoned(4, count, rows), slices=4, rows=64).sum(0), plain, 2e-3
-                )  # ties round either way
-            close(int8.linear_whole(rounded, weight, poisoned(count, rows, dtype=torch.bfloat16), bias), plain + bias, 4e-3)
+                way = integer_units.Cut(kind.rows, kind.shape, 1, 0.0)
+                close(int8.linear(rounded, weight, out, bias=bias, way=way), plain + bias, 4e-3)
+                if weight.tile_blocks % 4 == 0:  # ties round either way
+                    close(int8.linear(rounded, weight, poisoned(4, count, rows), way=way._replace(slices=4)).sum(0), plain, 2e-3)
+            close(int8.linear(rounded, weight, poisoned(count, rows, dtype=torch.bfloat16), bias=bias), plain + bias, 4e-3)
             close(int8.linear_parts(rounded, weight).float().sum(0), plain, 4e-3)
+
+
+def test_units_that_thread_blocks_share_are_summed_in_one_order() -> None:
+    """Fewer units than thread blocks, nearly two waves, and more; sums are handed on, and every launch gives the same bits."""
+    for rows, inputs, count in ((1024, 8192, 64), (57344, 1024, 64), (4096, 2048, 2048)):
+        weight = random_tiles(1, rows, inputs)
+        x = torch.randn(count, inputs, device="cuda").to(torch.bfloat16)
+        rounded = int8.quantize_rows(x)
+        first = int8.linear(rounded, weight, poisoned(count, rows, dtype=torch.bfloat16))
+        close(first, rounded_reference(x) @ layout.dequantize(weight)[0].T, 4e-3)
+        for _ in range(20):
+            assert torch.equal(int8.linear(rounded, weight, poisoned(count, rows, dtype=torch.bfloat16)), first)
+
+
+def test_a_dense_gate_and_up_is_that_of_one_expert() -> None:
+    gate_up = layout.random(1, 2 * 2112, 1024, 128, 1024**-0.5, paired=True)
+    for count in (9, 64, 300):
+        x = int8.quantize_rows(torch.randn(count, 1024, device="cuda").to(torch.bfloat16))
+        found = int8.dense_gate_up_rounded(x, gate_up, 2176)
+        routes = route.all_rows(count, 64)
+        expected = int8.gate_up_rounded(x, gate_up, 2176, count, routes)
+        assert (found.scales - expected.scales).abs().max() <= 0.01 * expected.scales.max()
+        assert (found.codes.int() - expected.codes.int()).abs().max() <= 1
 
 
 def test_experts_in_integers() -> None:
@@ -215,22 +237,6 @@ def test_experts_in_integers() -> None:
         out = poisoned(rows, 1024, dtype=torch.bfloat16)
         norm.add_norm(residual, torch.ones(1024, device="cuda"), out, EPS, parts=parts.view(rows, 9, 1024), weights=weights)
         close(residual, plain, 3e-2)
-
-
-def test_gate_and_up_rounded_at_once_are_those_rounded_afterwards() -> None:
-    gate_up, _ = mixture()
-    for rows in (9, 300, 1100):
-        ids, weights = route.choose_many(torch.randn(rows, 32, device="cuda"), None, 8)
-        x = int8.quantize_rows(torch.randn(rows, 1024, device="cuda").to(torch.bfloat16))
-        for size, shape in integer_units.SHAPES.items():
-            if int8.gate_up_kind(gate_up, shape) != 4:
-                continue
-            chosen = route.dispatch(ids, weights, 32, 1, size)
-            expected = int8.quantize_rows(int8.gate_up(x, gate_up, poisoned(rows * 9, 1408, dtype=torch.bfloat16), chosen))
-            found = int8.empty_rows(rows * 9, 1408, torch.device("cuda"))
-            found.codes.fill_(99), found.scales.fill_(torch.nan)
-            int8.gate_up(x, gate_up, found, chosen)
-            assert torch.equal(found.codes, expected.codes) and torch.equal(found.scales, expected.scales)
 
 
 def test_a_norm_in_eight_bits_is_its_rows_rounded() -> None:

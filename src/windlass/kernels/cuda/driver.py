@@ -33,6 +33,8 @@ CARVEOUT_ATTRIBUTE = 9
 DEPENDENT_LAUNCH = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+"""Of a CUtensorMap."""
 HOPPER = 9
 """The first generation (major compute capability) that has it."""
 DEPENDENT = True
@@ -54,7 +56,7 @@ def dependent_launches(wanted: bool) -> Iterator[None]:
 DEFINES: dict[str, int] = {}
 """For every kernel compiled from now on; TRACE_AT is the address of a buffer for device.cuh's `trace`."""
 
-Argument = Tensor | int | float | None
+Argument = Tensor | int | float | bytes | None
 
 
 class CudaFailed(Error):
@@ -155,6 +157,12 @@ _EIGHT_BYTES = {"P": "Q", "Q": "Q", "I": "I4x", "f": "f4x"}
 """Arguments that are passed separately are eight bytes apart."""
 
 
+def _packed_format(signature: str) -> str:
+    """Of a structure in C: a tensor map has an alignment of its own, and so has what holds one."""
+    fields = "@" + signature.replace("M", f"{MAP_BYTES}s") + "0Q"
+    return f"{fields}{-struct.calcsize(fields) % MAP_ALIGNMENT}x" if "M" in signature else fields
+
+
 class Unit(NamedTuple):
     """What is compiled at a time: a source file with its definitions."""
 
@@ -168,7 +176,7 @@ class Unit(NamedTuple):
 
 class Kernel:
     """A function on the device, compiled when it is first launched; `signature` has a letter per argument as in `struct`: P pointer, I u32,
-    Q u64, f float.
+    Q u64, f float, M a tensor map (of packed arguments, the first of them).
 
     A launch takes a few microseconds of Python: the driver's structures are allocated once and refilled. The driver copies them, and the call
     holds the GIL, so one kernel may be launched from several threads.
@@ -181,7 +189,7 @@ class Kernel:
         self._function: ctypes.c_void_p | None = None
         self._can_depend = torch.cuda.get_device_capability(unit.device)[0] >= HOPPER
         self._fields = struct.Struct(
-            "@" + signature + "0Q" if packed else "=" + "".join(_EIGHT_BYTES[kind] for kind in signature)
+            _packed_format(signature) if packed else "=" + "".join(_EIGHT_BYTES[kind] for kind in signature)
         )
         self._values = ctypes.create_string_buffer(self._fields.size)
         start = ctypes.addressof(self._values)
@@ -314,9 +322,9 @@ def compile_all(units: Collection[Unit]) -> None:
             pass
 
 
-UINT64, NO_INTERLEAVE, NO_SWIZZLE, PROMOTE_256, NO_FILL = 4, 0, 0, 3, 0
+UINT8, UINT64, NO_INTERLEAVE, NO_SWIZZLE, SWIZZLE_128, PROMOTE_256, NO_FILL = 0, 4, 0, 0, 3, 3, 0
 """CU_TENSOR_MAP_*."""
-MAP_BYTES, MAP_ALIGNMENT = 128, 64
+NO_MAP = bytes(MAP_BYTES)
 _maps: dict[tuple[int, int, int, int, int], Tensor] = {}
 
 
@@ -330,15 +338,28 @@ def rows_map(data: Tensor, rows: int) -> Tensor:
 
 
 def _make_rows_map(address: int, tiles: int, blocks: int, block_bytes: int, rows: int) -> Tensor:
+    made = _encoded(
+        UINT64, NO_SWIZZLE, address, (blocks * block_bytes // 8, tiles), blocks * block_bytes, (block_bytes // 8, rows)
+    )
+    return torch.frombuffer(bytearray(made), dtype=torch.uint8)
+
+
+@functools.lru_cache(maxsize=4096)
+def box_map(address: int, rows: int, row_bytes: int, width: int, height: int) -> bytes:
+    """A tensor map of rows of bytes, one after another, for copies of `height` of them and `width` bytes of each, swizzled. Passed by value: rows
+    of activations lie elsewhere in every graph, and a graph that is being captured cannot copy a map to the device."""
+    return _encoded(UINT8, SWIZZLE_128, address, (row_bytes, rows), row_bytes, (width, height))
+
+
+def _encoded(kind: int, swizzle: int, address: int, sizes: tuple[int, int], stride: int, box: tuple[int, int]) -> bytes:
     memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
     at = -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
-    size, stride = (ctypes.c_uint64 * 2)(blocks * block_bytes // 8, tiles), (ctypes.c_uint64 * 1)(blocks * block_bytes)
-    box, steps = (ctypes.c_uint32 * 2)(block_bytes // 8, rows), (ctypes.c_uint32 * 2)(1, 1)
     status = _driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(at), UINT64, 2, ctypes.c_void_p(address), size, stride, box, steps, NO_INTERLEAVE, NO_SWIZZLE, PROMOTE_256, NO_FILL
+        ctypes.c_void_p(at), kind, 2, ctypes.c_void_p(address), (ctypes.c_uint64 * 2)(*sizes), (ctypes.c_uint64 * 1)(stride),
+        (ctypes.c_uint32 * 2)(*box), (ctypes.c_uint32 * 2)(1, 1), NO_INTERLEAVE, swizzle, PROMOTE_256, NO_FILL,
     )  # fmt: skip
     _check(status, "describing a tensor to the copy engine")
-    return torch.frombuffer(bytearray(ctypes.string_at(at, MAP_BYTES)), dtype=torch.uint8)
+    return ctypes.string_at(at, MAP_BYTES)
 
 
 class _Copy2D(ctypes.Structure):

@@ -153,7 +153,7 @@ def down_wide(x: Tensor, weight: Tiles, out: Tensor, routes: Routes, *, deep: in
 def _wide(kind: int, x: Tensor, weight: Tiles, out: Tensor, routes: Routes, rows: Tensor, deep: int) -> Tensor:
     run, shared = linear.wide_kernel(kind, weight, rows.shape[1], weight.tile_blocks, items=1, deep=deep)
     run(
-        (driver.num_processors(),), 384, driver.rows_map(weight.data, 8 * deep), x, None, None, out, None, routes.num_items, routes.item_expert, rows,
+        (driver.num_processors(),), 384, driver.rows_map(weight.data, 8 * deep), x, None, None, out, routes.num_items, routes.item_expert, rows,
         routes.item_places, out.stride(0), 0, x.stride(0), weight.num_tiles, 1, weight.tile_blocks, 0,
         shared_bytes=shared,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from windlass.kernels.cuda.layout import Tiles
 
 ONE = "PPPPPPPPPPPIIIffII"
 MANY = "PPPPPPPPQQQQIIII"
-WIDE = "PPPPPPPPPPQQIIIII"
+WIDE = "PPPPPPPPPQQIIIII"
 SHARED_BUDGET = 112 * 1024
 """Shared memory of a thread block that leaves room for the next kernel's."""
 ONE_BUDGET, FINAL_BUDGET = 136 * 1024, 200 * 1024
@@ -244,7 +244,7 @@ def linear_wide(
     units = -(-weight.num_tiles // (8 * deep)) * slices * cluster * -(-x.shape[0] // rows)
     grid = units if cluster > 1 else min(units, driver.num_processors())
     run(
-        (grid,), 384, driver.rows_map(weight.data, 8 * deep), x, None, bias, out, None, None, None, None, None, out.stride(-2), out.stride(0),
+        (grid,), 384, driver.rows_map(weight.data, 8 * deep), x, None, bias, out, None, None, None, None, out.stride(-2), out.stride(0),
         x.stride(0), weight.num_tiles, slices * cluster, blocks, x.shape[0], shared_bytes=shared,
     )  # fmt: skip
     return out

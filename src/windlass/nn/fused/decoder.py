@@ -136,7 +136,7 @@ class FusedLayer:
         rows = stream.h.shape[0]
         qkv = self._empty_qkv(rows, space)
         if self.in_int8:
-            int8.linear_whole(stream.rounded(self.norm), self.qkv, qkv[:rows], self.mixer.qkv.bias)
+            int8.linear(stream.rounded(self.norm), self.qkv, qkv[:rows], bias=self.mixer.qkv.bias)
             stream.parts = int8.linear_parts(int8.quantize_rows(self._attended(qkv, cache, space)), self.out)
             stream.parts, stream.weights = self.feed.wide_int8(*stream.normed_and_rounded(self.ffn_norm))
         else:

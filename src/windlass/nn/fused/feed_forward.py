@@ -85,9 +85,7 @@ class DenseFeed:
         return linear.linear_parts(act, self.down), None
 
     def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
-        rows = x.shape[0]
-        way = int8.whole_cut(rows, self.gate_up)
-        act = int8.gate_up_rounded(rounded, self.gate_up, self.down.width, rows, self._all_rows(rows, way.rows), shape=way.shape)
+        act = int8.dense_gate_up_rounded(rounded, self.gate_up, self.down.width)
         return int8.linear_parts(act, self.down), None
 
     def _act(self, rows: int) -> Tensor:

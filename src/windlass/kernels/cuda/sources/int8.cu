@@ -2,27 +2,28 @@
 // twice as fast as bf16. x is rounded to 8 bits beforehand (quantize_rows in small.cu), with a scale for each row and block of 128 inputs; the sums of a
 // block are exact, and are scaled and added up in fp32. Weights in groups of 128.
 //
-// WGS warpgroups of consumers take 64 * DEEP rows of weights each, a warp DEEP tiles that follow one another. One more streams weights by tensor copies
-// and gathers rows of x, and runs ahead into the next unit. A tile's products are made in one or two halves of the columns, and while the sums of one are
-// scaled the products of the next are under way, as they are in the other warpgroup.
+// WGS warpgroups of consumers take two times 64 rows of weights each, a warp two tiles that follow one another. One more streams weights by tensor copies
+// and rows of x, and runs ahead into the next unit. A tile's products are made in one or two halves of the columns, and while the sums of one are scaled the
+// products of the next are under way, as they are in the other warpgroup. What a product and its scaling take adds up all the same (docs/reference/cuda-notes.md,
+// 38 and 39), so that every instruction counts.
 //
-// Compiled with: KIND (as wide.cu, or 4: gate, up and SiLU as 1, rounded to 8 bits for the next product), N (16, 32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), DEEP (1 or 2), STAGES; SPLIT: columns of the first half, 0 for one
+// Compiled with: KIND (as wide.cu), N (16, 32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), STAGES; SPLIT: columns of the first half, 0 for one
 // whole; FRAGMENTS of weights (1 or 2: with two, one is made while the other is used).
 
 #define CLUSTER 1
-constexpr u32 CONSUMERS = WGS * 128, LOADERS = 128, TILES = WGS * 4 * DEEP, LAG = STAGES / 2;  // stages of x under way
+#define X_MAP
+constexpr u32 DEEP = 2, CONSUMERS = WGS * 128, LOADERS = 128, TILES = WGS * 4 * DEEP, LAG = STAGES / 2;  // stages of x under way
 constexpr u32 WEIGHTS_BYTES = TILES * BLOCK_BYTES, X_BYTES = N * 128;
 constexpr u32 WEIGHTS_AT = (X_BYTES + N * 4 + 127) / 128 * 128;  // behind x and its scales
 constexpr u32 STAGE_BYTES = (WEIGHTS_AT + WEIGHTS_BYTES + 1023) / 1024 * 1024;
-constexpr u32 REGISTERS = WGS == 3 ? 152 : 232, LOADER_REGISTERS = WGS == 3 ? 56 : 40;
+constexpr u32 REGISTERS = WGS == 3 ? 152 : ITEMS ? 232 : 240, LOADER_REGISTERS = WGS == 3 ? 56 : ITEMS ? 40 : 24;
 constexpr u32 HALVES = SPLIT ? 2 : 1;
-constexpr u32 CHUNK = DEEP == 2 ? 1 : 2;  // blocks without a branch: more would overlap better, and be too much code
 // Whether units whose last 16 columns are empty leave them out.
 constexpr bool NARROW = ITEMS && N > 32 && N <= 80;
 // Whether the scales of x stay in registers for the second tile of a warp; else a few are loaded ahead of their use.
-constexpr bool KEEP = DEEP == 2 && N <= 80;
+constexpr bool KEEP = N <= 80;
 constexpr u32 AHEAD = 3;
-static_assert((FRAGMENTS == 2 || HALVES == 2) && CHUNK <= STAGES && N <= LOADERS && GROUP == 128 && WEIGHTS_BYTES % 128 == 0);
+static_assert((ITEMS || WGS == 2) && (FRAGMENTS == 2 || HALVES == 2) && N <= LOADERS && GROUP == 128 && WEIGHTS_BYTES % 128 == 0);
 
 #include "units.cuh"
 
@@ -68,61 +69,99 @@ DEVICE u32 codes_bytes(u32 q) {
     return r;
 }
 
-// Of KIND 4: a unit has 128 outputs, which are rounded together by the largest of them. A warp has 16, and a lane the four of a column that lie side by side
-// as codes. They are written when all warps have been asked for their largest: with few columns while the next unit is under way, lest all wait for each other.
-constexpr bool LATE = KIND == 4 && N <= 80;
-struct Outputs {
-    u32 values[N / 8][2];  // bf16
-    Places places;
-    u32 first;             // tile
+// Of the first lane: the compiler does not know that a quotient is the same in all lanes, and would keep what depends on it out of uniform registers.
+DEVICE u32 same(u32 value) { return __shfl_sync(~0u, value, 0); }
+
+// Computed once: the compiler would do it again in every turn of a loop.
+DEVICE u32 kept(u32 value) {
+    if constexpr (N <= 80) asm volatile("" : "+r"(value));
+    return value;
+}
+
+// A run of blocks of inputs of a unit.
+struct Segment {
+    u32 unit, first, last;
 };
-template <u32 WIDTH>
-DEVICE void find_largest(const float (&acc)[DEEP][WIDTH / 2], u32 lane, Outputs& outputs, u32* largest, u32 barrier) {
-    const u32 g = lane / 4, t = lane & 3;
-#pragma unroll
-    for (u32 i = 0; i < WIDTH / 8; i++) {
-#pragma unroll
-        for (u32 m = 0; m < 2; m++) {
-            const float* v = acc[m % DEEP] + i * 4;
-            outputs.values[i][m] = transposed(pack_bf16(fast_silu(v[0]) * v[2], fast_silu(v[1]) * v[3]));
-        }
-        u32 bits = largest_bits(outputs.values[i][0], outputs.values[i][1]);
-        bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
-        bits = max(bits, __shfl_xor_sync(~0u, bits, 2));
-        if (t == 0) atomicMax(largest + i * 8 + g, bits);
+#if ITEMS
+// Whole units, one of each wave: unit `at`, if there is one.
+DEVICE u32 first_place() { return blockIdx.x; }
+DEVICE u32 next_place(u32 at, const Segment&) { return at + gridDim.x; }
+DEVICE bool segment_at(const Arguments& a, u32 units, u32 at, Segment& segment) {
+    segment = {at, 0, a.slice_blocks};
+    return at < units;
+}
+#else
+// How the work is shared out: `whole` units for every thread block, one of each wave, and of the rest (one to two waves) as many blocks of inputs for each.
+// So a unit may be cut between thread blocks: the one that has its first block adds up the sums of the others, in their order.
+struct Shares {
+    u32 grid, whole, cut;  // thread blocks; units of each; blocks of the units that are cut
+    DEVICE Shares(const Arguments& a) {
+        asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(grid));  // read anew each time: all of this would take registers from the products
+        const u32 units = (a.rows + N - 1) / N * a.slices * ((a.tiles + TILES - 1) / TILES);
+        whole = same(max(units / grid, 1u) - 1), cut = (units - whole * grid) * a.slice_blocks;
     }
+    DEVICE u32 begin_of(u32 number) const { return same(number * cut / grid); }  // of those
+};
+// That which begins with block `at` of this thread block's, if there is one.
+DEVICE u32 first_place() { return 0; }
+DEVICE u32 next_place(u32 at, const Segment& segment) { return at + segment.last - segment.first; }
+DEVICE bool segment_at(const Arguments& a, u32, u32 at, Segment& segment) {
+    const Shares shares(a);
+    if (at < shares.whole * a.slice_blocks) {
+        segment = {same(at / a.slice_blocks) * shares.grid + blockIdx.x, 0, a.slice_blocks};
+        return true;
+    }
+    const u32 place = shares.begin_of(blockIdx.x) + at - shares.whole * a.slice_blocks, end = shares.begin_of(blockIdx.x + 1);
+    segment.unit = shares.whole * shares.grid + same(place / a.slice_blocks), segment.first = same(place % a.slice_blocks);
+    segment.last = min(a.slice_blocks, segment.first + end - place);
+    return place < end;
+}
+#endif
+
+#if !ITEMS
+// Sums for another thread block, warp by warp: each has a flag, zero between launches.
+constexpr u32 SUMS = CONSUMERS * DEEP * N / 2;  // of a thread block
+template <u32 COUNT>
+DEVICE void store_sums(const Arguments& a, const float* sums, u32 thread) {
+    float* to = a.sums + blockIdx.x * SUMS + thread;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) __stcg(to + i * CONSUMERS, sums[i]);
+    __threadfence();
     __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
+    if (thread % 32 == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(a.flags + (blockIdx.x * CONSUMERS + thread) / 32) : "memory");
 }
-// Clears `later`, the numbers of the unit after the next: whoever read them has been here for a unit since.
-DEVICE void write_rounded(const Arguments& a, u32 warp, u32 lane, const Outputs& outputs, const u32* largest, u32* later, u32 barrier, u32 phase) {
-    static_assert(KIND != 4 || (TILES == 16 && DEEP == 2));
-    const u32 g = lane / 4, t = lane & 3;
-    barrier_wait(barrier, phase);
-    for (u32 n = warp * 32 + lane; n < N; n += CONSUMERS) later[n] = 0;
+template <u32 COUNT>
+DEVICE void add_sums(const Arguments& a, float* sums, u32 thread, u32 number) {
+    u32* flag = a.flags + (number * CONSUMERS + thread) / 32;
+    u32 is_there;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
+    while (!__all_sync(~0u, is_there));
+    const float* from = a.sums + number * SUMS + thread;
 #pragma unroll
-    for (u32 i = 0; i < N / 8; i++) {
-        const int place = outputs.places.at(i, g);
-        if (place < 0) continue;
-        const float most = bf16_float(largest[i * 8 + g]);
-        const u32 word = __byte_perm(round_bytes(outputs.values[i][0], outputs.values[i][1], inverse_of(most)), 0, 0x3120);
-        *(u32*)((u8*)a.out + place * a.out_stride + outputs.first * 8 + warp * 16 + t * 4) = word;
-        if (warp == 0 && t == 0) a.out_scales[place * (a.out_stride / 128) + outputs.first / TILES] = step_of(most);
+    for (u32 i = 0; i < COUNT; i++) sums[i] += __ldcg(from + i * CONSUMERS);
+    __syncwarp();
+    if (thread % 32 == 0) *flag = 0;
+}
+// Of the blocks of a unit from `next` on, which the next thread blocks have.
+template <u32 COUNT>
+DEVICE void add_others(const Arguments& a, float* sums, u32 thread, u32 next) {
+    const Shares shares(a);
+    for (u32 other = blockIdx.x + 1; next < a.slice_blocks; other++) {
+        add_sums<COUNT>(a, sums, thread, other);
+        next += shares.begin_of(other + 1) - shares.begin_of(other);
     }
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(1024) u8 memory[];
     u64* barriers = (u64*)(memory + STAGES * STAGE_BYTES);
-    int* rows = (int*)(barriers + 2 * STAGES + 1);  // [N]: of x, of the unit that is being loaded
-    u32* is_narrow = (u32*)(rows + N);          // [STAGES]: whether the last 16 columns of a stage's unit are empty
-    u32* largest = is_narrow + STAGES;          // [3][N], of KIND 4
-    const u32 full = shared_address(barriers), empty = full + STAGES * 8, rounding = empty + STAGES * 8, ring_at = shared_address(memory);
-    const u32 thread = thread_number(), warp = __shfl_sync(~0u, thread / 32, 0), lane = thread & 31;
-    for (u32 i = thread; KIND == 4 && i < 3 * N; i += CONSUMERS + LOADERS) largest[i] = 0;
+    int* rows = (int*)(barriers + 2 * STAGES);  // [N]: of x, of the unit that is being loaded
+    u32* is_narrow = (u32*)(rows + N);              // [STAGES]: whether the last 16 columns of a stage's unit are empty
+    const u32 full = shared_address(barriers), empty = full + STAGES * 8, ring_at = shared_address(memory);
+    const u32 thread = thread_number(), warp = same(thread / 32), lane = thread & 31;
     if (thread == 0) {
-        for (u32 i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1 + LOADERS / 32), barrier_init(empty + i * 8, WGS * 4);
-        barrier_init(rounding, WGS * 4);
+        for (u32 i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1 + (ITEMS ? LOADERS / 32 : 32)), barrier_init(empty + i * 8, WGS * 4);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -132,23 +171,27 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
 #if ITEMS
     const u32 units = (u32)__ldcg(a.num_items) * groups;
 #else
-    const u32 units = (a.rows + N - 1) / N * a.slices * groups;
+    constexpr u32 units = 0;  // counted anew by `Shares`
 #endif
+    u32 stage = 0;
+    Segment segment;
 
     if (warp >= WGS * 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
         const u64 policy = read_once_policy();
-        const u32 number = thread - CONSUMERS, chunk = number % 8, first_row = number / 8;  // a thread: one 16-byte chunk of every 16th row
         const u32 x_blocks = a.x_stride / BLOCK_K;
-        u32 stage = 0, phase = 1, sent = 0, flying = 0;
+        u32 phase = 1;
+#if ITEMS
+        const u32 number = thread - CONSUMERS, chunk = number % 8, first_row = number / 8;  // a thread: one 16-byte chunk of every 16th row
+        u32 sent = 0, flying = 0;
         auto announce = [&]() {
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
             if (lane == 0) barrier_arrive(full + sent * 8);  // one for each warp: arrivals of single threads queue
             if (++sent == STAGES) sent = 0;
         };
-        for (u32 u = blockIdx.x; u < units; u += gridDim.x) {
-            const Unit unit = unit_of(a, u, groups);
+        for (u32 at = first_place(); segment_at(a, units, at, segment); at = next_place(at, segment)) {
+            const Unit unit = unit_of(a, segment.unit, groups);
             named_barrier(2, LOADERS);
             for (u32 n = number; n < N; n += LOADERS) rows[n] = column(a, a.item_rows, unit.item, n);
             named_barrier(2, LOADERS);
@@ -158,12 +201,12 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
 #pragma unroll
             for (u32 i = 0; i < N / 16; i++) offsets[i] = max(rows[i * 16 + first_row], 0) * a.x_stride + chunk * 16;
             const float* scales = a.x_scales + (number < N ? max(rows[number], 0) : 0) * x_blocks;
-            for (u32 s = 0; s < a.slice_blocks; s++) {
+            for (u32 block = 0; block < a.slice_blocks; block++) {
                 barrier_wait(empty + stage * 8, phase);
-                const u32 at = ring_at + stage * STAGE_BYTES, block = unit.slice * a.slice_blocks + s;
+                const u32 to = ring_at + stage * STAGE_BYTES;
                 if (number == 0) {
                     barrier_expect(full + stage * 8, WEIGHTS_BYTES);
-                    copy_tiles(at + WEIGHTS_AT, a.weights, block * (BLOCK_BYTES / 8), unit.first_row, full + stage * 8, policy);
+                    copy_tiles(to + WEIGHTS_AT, a.weights, block * (BLOCK_BYTES / 8), unit.first_row, full + stage * 8, policy);
                     is_narrow[stage] = narrow;
                 }
                 const u8* source = (const u8*)a.x + block * BLOCK_K;
@@ -171,9 +214,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
                 for (u32 i = 0; i < N / 16; i++) {
                     if (i + 1 == N / 16 && narrow) break;
                     const u32 n = i * 16 + first_row;
-                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + n * 128 + (chunk ^ (n & 7)) * 16), "l"(source + offsets[i]) : "memory");
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + n * 128 + (chunk ^ (n & 7)) * 16), "l"(source + offsets[i]) : "memory");
                 }
-                if (number < N) asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at + X_BYTES + number * 4), "l"(scales + block) : "memory");
+                if (number < N) asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + X_BYTES + number * 4), "l"(scales + block) : "memory");
                 asm volatile("cp.async.commit_group;" ::: "memory");
                 if (++flying > LAG) {
                     asm volatile("cp.async.wait_group %0;" ::"n"(LAG) : "memory");
@@ -184,41 +227,72 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
         }
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         for (u32 i = 0; i < min(flying, LAG); i++) announce();
+#else
+        // Rows follow one another: one thread asks for weights and rows, its warp for scales. Rows behind the last one are zero.
+        if (warp > WGS * 4) return;
+        for (u32 at = first_place(); segment_at(a, units, at, segment); at = next_place(at, segment)) {
+            const Unit unit = unit_of(a, segment.unit, groups);
+            u32 offsets[(N + 31) / 32];
+#pragma unroll
+            for (u32 i = 0; i < (N + 31) / 32; i++) offsets[i] = min(unit.item * N + i * 32 + lane, a.rows - 1) * x_blocks;
+            for (u32 block = segment.first; block < segment.last; block++) {
+                barrier_wait(empty + stage * 8, phase);
+                const u32 to = ring_at + stage * STAGE_BYTES, barrier = full + stage * 8, from = unit.slice * a.slice_blocks + block;
+                if (lane == 0) {
+                    barrier_expect(barrier, WEIGHTS_BYTES + X_BYTES);
+                    copy_tiles(to + WEIGHTS_AT, a.weights, from * (BLOCK_BYTES / 8), unit.first_row, barrier, policy);
+                    copy_rows(to, &a.x_map, from * BLOCK_K, unit.item * N, barrier);
+                }
+#pragma unroll
+                for (u32 i = 0; i < (N + 31) / 32; i++)
+                    if (i * 32 + lane < N)
+                        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + X_BYTES + (i * 32 + lane) * 4), "l"(a.x_scales + from + offsets[i])
+                                     : "memory");
+                asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+        }
+#endif
         return;
     }
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
     const u32 g = lane / 4, t = lane & 3;
     // Of the first stage: this lane's codes, scales of its rows of weights, and those of its columns of x.
-    const u32 tile_at = ring_at + WEIGHTS_AT + warp * DEEP * BLOCK_BYTES, codes_at = tile_at + lane * 16, scale_at = tile_at + CODE_BYTES + g * 4,
-              steps_at = ring_at + X_BYTES + t * 8;
-    u32 stage = 0, phase = 0;
-    [[maybe_unused]] Outputs outputs;  // not written yet: those of unit `turn` of this thread block
-    [[maybe_unused]] u32 turn = ~0u;
-    auto write_outputs = [&]() { write_rounded(a, warp, lane, outputs, largest + turn % 3 * N, largest + (turn + 2) % 3 * N, rounding, turn & 1); };
-    for (u32 u = blockIdx.x; u < units; u += gridDim.x) {
-        const Unit unit = unit_of(a, u, groups);
+    const u32 tile_at = ring_at + WEIGHTS_AT + warp * DEEP * BLOCK_BYTES;
+    const u32 codes_at = kept(tile_at + lane * 16), scale_at = kept(tile_at + CODE_BYTES + g * 4), steps_at = kept(ring_at + X_BYTES + t * 8);
+    const u64 x_at = descriptor(ring_at);
+    u32 phase = 0, here = 0;  // `here`: where the stage begins
+    for (u32 at = first_place(); segment_at(a, units, at, segment); at = next_place(at, segment)) {
+        const Unit unit = unit_of(a, segment.unit, groups);
         const Places places = places_of(a, unit, lane);
         const u32 first_tile = unit.first + warp * DEEP;
         // COLUMNS are known at compile time: products run beside the scaling of others only without branches.
-        auto run_unit = [&](auto columns) {
-            constexpr u32 COLUMNS = decltype(columns)::value, FIRST = HALVES == 2 ? SPLIT : COLUMNS;
+        auto run_segment = [&](auto columns) {
+            constexpr u32 COLUMNS = decltype(columns)::value, FIRST = HALVES == 2 ? SPLIT : COLUMNS, TOTAL = DEEP * HALVES;
             float acc[DEEP][COLUMNS / 2] = {};
-            // Some blocks. Phase P of them: tile P / HALVES (DEEP to a block), and a half of the columns.
-            auto run_chunk = [&](auto count) {
-                constexpr u32 BLOCKS = decltype(count)::value, TOTAL = BLOCKS * DEEP * HALVES;
-                u32 c[2][(FIRST > COLUMNS - FIRST ? FIRST : COLUMNS - FIRST) / 2], f[FRAGMENTS][4][4], word[FRAGMENTS], at[BLOCKS];
+            uint4 codes[FRAGMENTS][2];  // of the tiles that come next
+            auto load_codes = [&](auto tile, u32 from) {
+                constexpr u32 T = decltype(tile)::value;
+                codes[T % FRAGMENTS][0] = shared_16(codes_at + from + T * BLOCK_BYTES), codes[T % FRAGMENTS][1] = shared_16(codes_at + from + T * BLOCK_BYTES + 512);
+            };
+            auto load_first = [&](u32 from) {
+                load_codes(Number<0>(), from);
+                if constexpr (FRAGMENTS == 2) load_codes(Number<1>(), from);
+            };
+            // A block. Phase P of it: tile P / HALVES, and a half of the columns.
+            auto run_block = [&](bool is_last) {
+                u32 c[2][(FIRST > COLUMNS - FIRST ? FIRST : COLUMNS - FIRST) / 2], f[FRAGMENTS][4][4];
                 float2 steps[KEEP ? COLUMNS / 8 : AHEAD];
                 float low, high;
-#pragma unroll
-                for (u32 b = 0; b < BLOCKS; b++) at[b] = b == 0 ? stage : at[b - 1] + 1 == STAGES ? 0 : at[b - 1] + 1;
+                const bool wraps = stage + 1 == STAGES;
+                const u32 next = wraps ? 0 : stage + 1, there = wraps ? 0 : here + STAGE_BYTES;
+                // Before any product is under way: a branch among them would make each wait for the one before.
+                if (!is_last) barrier_wait(full + next * 8, phase ^ wraps);
                 auto convert = [&](auto tile) {
-                    constexpr u32 T = decltype(tile)::value, B = T / DEEP, F = T % FRAGMENTS;
-                    if constexpr (T % DEEP == 0) barrier_wait(full + at[B] * 8, phase ^ (at[B] < stage));
-                    const u32 weights = codes_at + at[B] * STAGE_BYTES + T % DEEP * BLOCK_BYTES;
-                    const uint4 q0 = shared_16(weights), q1 = shared_16(weights + 512);
+                    constexpr u32 T = decltype(tile)::value, F = T % FRAGMENTS;
+                    const uint4 q0 = codes[F][0], q1 = codes[F][1];
                     const u32 q[8] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
-                    word[F] = shared_4(scale_at + at[B] * STAGE_BYTES + T % DEEP * BLOCK_BYTES);
 #pragma unroll
                     for (u32 p = 0; p < 4; p++)
 #pragma unroll
@@ -226,23 +300,20 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
                 };
                 auto issue = [&](auto which) {
                     constexpr u32 P = decltype(which)::value, T = P / HALVES, HALF = P % HALVES, WIDTH = HALF ? COLUMNS - FIRST : FIRST;
-                    const u64 x = descriptor(ring_at + at[T / DEEP] * STAGE_BYTES + HALF * FIRST * 128);
+                    const u64 x = x_at + here / 16 + HALF * FIRST * 8;
                     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
                     for (u32 p = 0; p < 4; p++) product<WIDTH>(c[P % 2], f[T % FRAGMENTS][p], x + p * 2, p > 0);
                     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 };
-                // The scales of x that a phase begins with.
+                // The scales of x that a phase begins with, or all of them.
                 auto load_steps = [&](auto which) {
-                    constexpr u32 P = decltype(which)::value, T = P / HALVES, HALF = P % HALVES, ALL = (HALF ? COLUMNS - FIRST : FIRST) / 8;
-                    if constexpr (KEEP && T % DEEP) return;
-                    const u32 from = steps_at + at[T / DEEP] * STAGE_BYTES + HALF * FIRST * 4;
+                    constexpr u32 HALF = KEEP ? 0 : decltype(which)::value % HALVES, ALL = KEEP ? COLUMNS / 8 : (HALF ? COLUMNS - FIRST : FIRST) / 8;
 #pragma unroll
-                    for (u32 i = 0; i < (KEEP || ALL < AHEAD ? ALL : AHEAD); i++) steps[KEEP ? HALF * FIRST / 8 + i : i] = shared_8(from + i * 32);
+                    for (u32 i = 0; i < (KEEP || ALL < AHEAD ? ALL : AHEAD); i++) steps[i] = shared_8(steps_at + here + HALF * FIRST * 4 + i * 32);
                 };
                 auto collect = [&](auto which) {
-                    constexpr u32 P = decltype(which)::value, T = P / HALVES, D = T % DEEP, HALF = P % HALVES, ALL = (HALF ? COLUMNS - FIRST : FIRST) / 8;
-                    const u32 from = steps_at + at[T / DEEP] * STAGE_BYTES + HALF * FIRST * 4;
+                    constexpr u32 P = decltype(which)::value, D = P / HALVES, HALF = P % HALVES, ALL = (HALF ? COLUMNS - FIRST : FIRST) / 8;
 #pragma unroll
                     for (u32 i = 0; i < ALL; i++) {
                         const float2 of = steps[KEEP ? HALF * FIRST / 8 + i : i % AHEAD];
@@ -252,58 +323,49 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
                         to[1] = fmaf(low, (float)(int)sums[1] * of.y, to[1]);
                         to[2] = fmaf(high, (float)(int)sums[2] * of.x, to[2]);
                         to[3] = fmaf(high, (float)(int)sums[3] * of.y, to[3]);
-                        if (!KEEP && i + AHEAD < ALL) steps[i % AHEAD] = shared_8(from + (i + AHEAD) * 32);
+                        if (!KEEP && i + AHEAD < ALL) steps[i % AHEAD] = shared_8(steps_at + here + HALF * FIRST * 4 + (i + AHEAD) * 32);
                     }
-                    if constexpr ((P + 1) % (DEEP * HALVES) == 0)
-                        if (lane == 0) barrier_arrive(empty + at[T / DEEP] * 8);
+                };
+                // All products of the block are done: the codes of the next one arrive while the last sums are scaled.
+                auto move_on = [&]() {
+                    load_first(is_last ? here : there);
+                    if (KEEP && lane == 0) barrier_arrive(empty + stage * 8);
                 };
                 auto run_phase = [&](auto& self, auto which) {
-                    constexpr u32 P = decltype(which)::value;
-                    if constexpr (P % HALVES == 0) {
-                        const u32 scale = word[P / HALVES % FRAGMENTS];
-                        low = bf16_float(scale), high = __uint_as_float(scale & 0xffff0000u);
-                    }
-                    load_steps(which);
-                    if constexpr (FRAGMENTS == 2) {
-                        constexpr u32 Q = P + 2;
-                        products_done<P + 1 == TOTAL ? 0 : 1>();
-                        if constexpr (Q < TOTAL && Q % HALVES == 0) convert(Number<Q / HALVES>());
-                        collect(which);
-                        if constexpr (Q < TOTAL) issue(Number<Q>());
-                    } else if constexpr (P % 2 == 0) {
-                        products_done<1>();
-                        collect(which);
-                    } else {
-                        // One set of bytes: a tile's are made when the products of the one before are done.
-                        products_done<0>();
-                        if constexpr (P + 1 < TOTAL) convert(Number<P / 2 + 1>()), issue(Number<P + 1>());
-                        collect(which);
-                        if constexpr (P + 1 < TOTAL) issue(Number<P + 2>());
-                    }
+                    constexpr u32 P = decltype(which)::value, Q = P + 2;
+                    if constexpr (!KEEP) load_steps(which);
+                    [[maybe_unused]] u32 scales;  // of two rows of weights
+                    if constexpr (P % HALVES == 0) scales = shared_4(scale_at + here + P / HALVES * BLOCK_BYTES);
+                    products_done<P + 1 == TOTAL || (FRAGMENTS == 1 && P % 2) ? 0 : 1>();
+                    if constexpr (P + 1 < TOTAL && FRAGMENTS == 1 && P % 2) load_codes(Number<P / 2 + 1>(), here);
+                    if constexpr (P % HALVES == 0) low = bf16_float(scales), high = __uint_as_float(scales & 0xffff0000u);
+                    if constexpr (P + 1 == TOTAL) move_on();
+                    // One set of bytes: a tile's are made when the products of the one before are done.
+                    if constexpr (Q < TOTAL && FRAGMENTS == 2 && Q % HALVES == 0) convert(Number<Q / HALVES>());
+                    if constexpr (P + 1 < TOTAL && FRAGMENTS == 1 && P % 2) convert(Number<P / 2 + 1>()), issue(Number<P + 1>());
+                    collect(which);
+                    if constexpr (Q < TOTAL && (FRAGMENTS == 2 || P % 2)) issue(Number<Q>());
                     if constexpr (P + 1 < TOTAL) self(self, Number<P + 1>());
                 };
+                if constexpr (KEEP) load_steps(Number<0>());
                 convert(Number<0>());
                 issue(Number<0>());
-                if constexpr (HALVES == 1 && TOTAL > 1) convert(Number<1>());
-                if constexpr (TOTAL > 1) issue(Number<1>());
+                if constexpr (HALVES == 1) convert(Number<1>());
+                issue(Number<1>());
                 run_phase(run_phase, Number<0>());
-                const u32 next = at[BLOCKS - 1] + 1 == STAGES ? 0 : at[BLOCKS - 1] + 1;
-                phase ^= next <= at[0], stage = next;
+                if (!KEEP && lane == 0) barrier_arrive(empty + stage * 8);
+                phase ^= wraps, stage = next, here = there;
             };
-            for (u32 s = 0; s < a.slice_blocks / CHUNK; s++) {
-                run_chunk(Number<CHUNK>());
-                if (LATE && s == min(1, a.slice_blocks - 1) && turn != ~0u) write_outputs();
-            }
-            if (CHUNK > 1 && a.slice_blocks % CHUNK) run_chunk(Number<1>());
-            if constexpr (KIND == 4) {
-                outputs.places = places, outputs.first = unit.first;
-                find_largest<COLUMNS>(acc, lane, outputs, largest + ++turn % 3 * N, rounding);
-                if (!LATE) write_outputs();
-            } else write<COLUMNS, DEEP>(a, acc, unit, first_tile, places, g, t);
+            load_first(here);
+            for (u32 block = segment.first; block < segment.last; block++) run_block(block + 1 == segment.last);
+#if !ITEMS
+            if (segment.first) return store_sums<DEEP * COLUMNS / 2>(a, acc[0], thread);
+            if (segment.last < a.slice_blocks) add_others<DEEP * COLUMNS / 2>(a, acc[0], thread, segment.last);
+#endif
+            write<COLUMNS, DEEP>(a, acc, unit, first_tile, places, g, t);
         };
         barrier_wait(full + stage * 8, phase);
-        if (NARROW && is_narrow[stage]) run_unit(Number<NARROW ? N - 16 : N>());
-        else run_unit(Number<N>());
+        if (NARROW && is_narrow[stage]) run_segment(Number<NARROW ? N - 16 : N>());
+        else run_segment(Number<N>());
     }
-    if (LATE && turn != ~0u) write_outputs();
 }

@@ -1,13 +1,20 @@
 // What the kernels of many rows share (wide.cu, int8.cu): units of work, rows of x by a list, and how results are written.
 // A unit is TILES tiles of weights against up to N rows of x. Compiled with KIND, N, ITEMS and CLUSTER as they say.
 
+struct alignas(64) TensorMap {
+    u64 words[16];
+};
 struct Arguments {
+#ifdef X_MAP
+    TensorMap x_map;         // where there is no list of rows
+    float* sums;             // of thread blocks whose units others finish
+    u32* flags;              // [thread blocks, warps]: whether these are there
+#endif
     const u8* weights;       // a tensor map of them
     const void* x;
     const float* x_scales;   // of int8.cu: [rows of x, blocks of inputs]
     const float* bias;
     void* out;
-    float* out_scales;       // of int8.cu's KIND 4: [places, blocks of outputs]
     const int* num_items;
     const int* item_expert;
     const int* item_rows;    // [items, N], -1 for none
@@ -62,6 +69,13 @@ DEVICE void copy_tiles(u32 destination, const u8* map, u32 at, u32 tile, u32 bar
                  : "memory");
 }
 
+// A block of N rows of x, swizzled.
+DEVICE void copy_rows(u32 destination, const TensorMap* map, u32 at, u32 row, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(destination), "l"(map), "r"(at),
+                 "r"(row), "r"(barrier)
+                 : "memory");
+}
+
 struct Unit {
     u32 item, first, slice, out_slice;  // item or block of rows, first tile, slices of inputs and of results
     u32 first_row;                      // the first tile among those of all matrices
@@ -98,16 +112,25 @@ DEVICE u32 width_of(const int* rows) {
     return width;
 }
 
-// Where results of a unit's columns go, -1 for none: lane l has those of columns l, l + 32 ... Read before they are needed.
+// Where results of a unit's columns go, -1 for none. Of a list: lane l has those of columns l, l + 32 ..., read before they are needed.
 struct Places {
+#if ITEMS
     int of[(N + 31) / 32];
     DEVICE int at(u32 i, u32 column) const { return __shfl_sync(~0u, of[i / 4], i % 4 * 8 + column); }  // of column i * 8 + column
+#else
+    u32 first, rows;
+    DEVICE int at(u32 i, u32 column) const { return first + i * 8 + column < rows ? (int)(first + i * 8 + column) : -1; }
+#endif
 };
 DEVICE Places places_of(const Arguments& a, const Unit& unit, u32 lane) {
+#if ITEMS
     Places r;
 #pragma unroll
     for (u32 i = 0; i < (N + 31) / 32; i++) r.of[i] = i * 32 + lane < N ? column(a, a.item_places, unit.item, i * 32 + lane) : -1;
     return r;
+#else
+    return {unit.item * N, a.rows};
+#endif
 }
 
 // bf16 results of 8 columns: lane (g, t) has `first` and `second` of column g, two of eight values each. Sixteen values of a column lie together: with
