@@ -81,7 +81,7 @@ def measure_products(fused: FusedDecoder, rows: int) -> None:
         def product(
             kind: integer_units.UnitKind, matrices: list[Tiles] = matrices, x: int8.RoundedRows = x, out: Tensor = out
         ) -> float:
-            run = functools.partial(int8.linear, x, out=out, way=integer_units.Cut(kind.rows, kind.shape, 0.0))
+            run = functools.partial(int8.linear, x, out=out, way=integer_units.Cut(kind.rows, kind.shape, 1, 0.0))
             return seconds(lambda: [run(weight=matrix) for matrix in matrices]) / len(matrices)
 
         times = (f"{kind.rows}: {product(kind) * 1e6:.0f}" for kind in integer_units.UNIT_KINDS)

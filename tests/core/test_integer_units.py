@@ -13,21 +13,28 @@ PROCESSORS = 132
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"), [(9, 16), (16, 16), (32, 32), (40, 48), (64, 64), (70, 80), (128, 128), (2048, 128)]
+    ("rows", "outputs", "inputs", "expected"),
+    [  # Llama-3.1-70B
+        (16, 8192, 28672, (16, 4)),
+        (32, 8192, 28672, (32, 4)),
+        (40, 8192, 28672, (48, 4)),
+        (64, 8192, 28672, (64, 4)),
+        (64, 8192, 8192, (64, 4)),
+        (2048, 8192, 8192, (128, 1)),
+    ],
 )
-def test_rows_of_units(rows: int, expected: int) -> None:
-    """Of Llama-3.1-70B's matrices."""
-    for outputs, inputs in ((57344, 8192), (8192, 28672), (8192, 8192), (10240, 8192)):
-        assert integer_units.cut(rows, outputs // 16, inputs // 128, PROCESSORS).rows == expected
+def test_units_of_known_shapes(rows: int, outputs: int, inputs: int, expected: tuple[int, int]) -> None:
+    """Rows of x, slices of the inputs."""
+    way = integer_units.cut(rows, outputs // 16, inputs // 128, PROCESSORS)
+    assert (way.rows, way.slices) == expected
 
 
 @given(st.integers(9, 4096), st.integers(1, 4096), st.integers(1, 256))
-def test_no_way_is_faster(rows: int, tiles: int, blocks: int) -> None:
+def test_slices_divide_the_inputs_and_each_has_a_thread_block(rows: int, tiles: int, blocks: int) -> None:
     way = integer_units.cut(rows, tiles, blocks, PROCESSORS)
+    units = -(-tiles // way.shape.tiles) * -(-rows // way.rows)
+    assert blocks % way.slices == 0 and (way.slices == 1 or units * way.slices <= PROCESSORS)
     assert any(way[:2] == kind[:2] for kind in integer_units.UNIT_KINDS)
-    for kind in integer_units.UNIT_KINDS:
-        units = -(-tiles // kind.shape.tiles) * -(-rows // kind.rows)
-        assert way.seconds <= units * blocks / PROCESSORS * kind.seconds + integer_units.HAND_ON_SECONDS
 
 
 @pytest.mark.parametrize(("mean", "expected"), [(6.1, 16), (8, 16), (10, 32), (20, 32), (32, 48), (64, 80)])

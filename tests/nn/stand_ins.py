@@ -133,13 +133,13 @@ class StandIns(Small):
         return RoundedRows(x, torch.empty(0))
 
     def _all_rows(
-        self, kind: int, x: RoundedRows, weight: Tiles, out: Tensor, bias: Tensor | None, way: integer_units.Cut | None
+        self, kind: int, x: RoundedRows, weight: Tiles, out: Tensor, bias: Tensor | None, way: integer_units.Cut
     ) -> Tensor:
-        assert weight.group == int8.GROUP and way is None and out.dim() == 2
+        assert weight.group == int8.GROUP and any(way[:2] == known[:2] for known in integer_units.UNIT_KINDS)
         if kind == 1:
-            assert bias is None
+            assert bias is None and way.slices == 1
             return self._gate_up(x.codes, weight, out, route.all_rows(len(x.codes), 64, x.codes.device))
-        return self._sliced(x.codes, weight, out, bias, 1)
+        return self._sliced(x.codes, weight, out, bias, way.slices)
 
     def gate_up(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
         assert weight.group == int8.GROUP and routes.item_rows.shape[1] in integer_units.SHAPES

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+from windlass.core.fused import TILE_ROWS
+
 
 class Shape(NamedTuple):
     """Of a thread block's work, see int8.cu."""
@@ -59,15 +61,20 @@ UNIT_KINDS = (
 """Measured in products of 16 to 2,048 rows."""
 TILES = 16
 """Of weights, in each of these."""
-HAND_ON_SECONDS = 3e-6
-"""To add up the sums of units that are cut between thread blocks."""
+HAND_ON_SECONDS = 5e-6
+"""To hand sums of a unit that is cut to the thread block that finishes it."""
+
+
+PARTS_BYTES_PER_SECOND = 3.5e12
+MOST_SLICES = 8
 
 
 class Cut(NamedTuple):
-    """How a product is cut into units: rows of x in each, and the work of a thread block."""
+    """How a product is cut into units: rows of x in each, the work of a thread block, and slices of the inputs."""
 
     rows: int
     shape: Shape
+    slices: int
     seconds: float
     """Expected, without the launch."""
 
@@ -79,16 +86,22 @@ def item_rows(mean: float) -> int:
 
 
 @functools.cache
-def cut(rows: int, tiles: int, blocks: int, processors: int) -> Cut:
+def cut(rows: int, tiles: int, blocks: int, processors: int, most_slices: int = MOST_SLICES) -> Cut:
     """The fastest way to cut a product of so many rows of x. Asked for thousands of row counts before a server is ready.
 
-    Thread blocks share units, so that all have as much to do."""
-    groups = -(-tiles // TILES)
+    Thread blocks share units, so that all have as much to do. Where there are fewer units than thread blocks, several would wait for the one that
+    adds up their sums: the next kernel adds slices of the inputs sooner."""
+    groups, divisors = -(-tiles // TILES), [n for n in range(1, most_slices + 1) if blocks % n == 0]
+    part_seconds = 2 * 4 * rows * tiles * TILE_ROWS / PARTS_BYTES_PER_SECOND
     best: Cut | None = None
     for kind in UNIT_KINDS:
         units = groups * -(-rows // kind.rows)
-        took = units * blocks / processors * kind.seconds + (HAND_ON_SECONDS if units % processors else 0.0)
+        slices = max(n for n in divisors if n == 1 or units * n <= processors) if units < processors else 1
+        if slices > 1:
+            took = blocks // slices * kind.seconds + slices * part_seconds
+        else:
+            took = units * blocks / processors * kind.seconds + (HAND_ON_SECONDS if units % processors else 0)
         if best is None or took < best.seconds:
-            best = Cut(kind.rows, kind.shape, took)
+            best = Cut(kind.rows, kind.shape, slices, took)
     assert best is not None
     return best

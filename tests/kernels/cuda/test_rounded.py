@@ -31,7 +31,7 @@ def test_they_have_as_many_inputs_as_the_next_product(width: int, dense: bool, m
     monkeypatch.setattr(int8, "quantize_rows", lambda x: int8.RoundedRows(x, torch.ones(len(x), x.shape[1] // 128)))
     x = int8.empty_rows(ROWS, 256, CPU)
     if dense:
-        found = int8.dense_gate_up_rounded(x, gate_up, down.width, Cut(64, UNIT_KINDS[3].shape, 0.0))
+        found = int8.dense_gate_up_rounded(x, gate_up, down.width, Cut(64, UNIT_KINDS[3].shape, 1, 0.0))
     else:
         found = int8.gate_up_rounded(x, gate_up, down.width, ROWS, route.all_rows(ROWS, 64, CPU))
     assert found.codes.shape == (ROWS, down.width) and found.scales.shape == (ROWS, down.width // 128)

@@ -118,7 +118,8 @@ def test_the_same_bits_whatever_is_guessed(make: Callable[..., Offloaded], on_de
         if on_device == 31:
             assert totals[GUESSED] == 0
             continue
-        assert totals[GUESSED] > 0 and totals[RIGHT] <= totals[GUESSED] and totals[FORESEEN] <= totals[MISSES]
+        assert totals[GUESSED] > 0 or spoil is anything  # which may be on the device by chance
+        assert totals[RIGHT] <= totals[GUESSED] and totals[FORESEEN] <= totals[MISSES]
         assert totals[BEGUN] == (totals[GUESSED] - totals[RIGHT] if share < 1 else 0)
         saved = plain.stand_ins.num_fetched - guessing.stand_ins.num_fetched
         if share == 1:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.fused import BLOCK_INPUTS
-from windlass.core.integer_units import SHAPES, Cut, Shape, cut
+from windlass.core.integer_units import MOST_SLICES, SHAPES, Cut, Shape, cut
 from windlass.kernels.cuda import driver
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.linear import WHOLE_BUDGET, WIDE
@@ -29,7 +29,7 @@ MOST_SUMS = 256 * 128
 WARPS = 8
 """Of a thread block that multiply."""
 LEAST_BLOCKS = 4
-"""Of inputs for a thread block: adding up sums takes as long as a few."""
+"""Of inputs for a thread block: handing on sums takes as long as a few."""
 
 
 class RoundedRows(NamedTuple):
@@ -86,18 +86,28 @@ class Variant:
         return self.kind, self.rows, self.shape, self.items, self.weight.group
 
 
-def best_cut(rows: int, weight: Tiles) -> Cut:
-    return cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors())
+def whole_cut(rows: int, weight: Tiles) -> Cut:
+    """Of a product without slices."""
+    return parts_cut(rows, weight, most_slices=1)
 
 
-def linear_variant(rows: int, weight: Tiles) -> Variant:
-    way = best_cut(rows, weight)
+def parts_cut(rows: int, weight: Tiles, most_slices: int = MOST_SLICES) -> Cut:
+    return cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors(), most_slices)
+
+
+def whole_variant(rows: int, weight: Tiles) -> Variant:
+    way = whole_cut(rows, weight)
     return Variant(0, weight, way.rows, way.shape, 0)
+
+
+def parts_variant(rows: int, weight: Tiles) -> Variant:
+    way = parts_cut(rows, weight)
+    return Variant(0 if way.slices == 1 else 2, weight, way.rows, way.shape, 0)
 
 
 def gate_up_variant(rows: int, weight: Tiles) -> Variant:
     """Of a dense feed-forward."""
-    way = best_cut(rows, weight)
+    way = whole_cut(rows, weight)
     return Variant(1, weight, way.rows, way.shape, 0)
 
 
@@ -126,20 +136,27 @@ def cut_units() -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _cut_units(device: int) -> tuple[Tensor, Tensor]:
-    """Sums of units that are cut between thread blocks, and how many of these have yet to read them, which is zero between launches. One of each is
-    enough, since one kernel at a time uses them."""
+    """Sums of units that are cut between thread blocks, and whether they are there, which is zero between launches. One of each is enough, since
+    one kernel at a time uses them."""
     count, on = driver.num_processors(device), f"cuda:{device}"
-    return torch.empty(count, 2, MOST_SUMS, device=on), torch.zeros(count, 2, WARPS, dtype=torch.int32, device=on)
+    return torch.empty(count, MOST_SUMS, device=on), torch.zeros(count, WARPS, dtype=torch.int32, device=on)
 
 
 def linear(x: RoundedRows, weight: Tiles, out: Tensor, *, bias: Tensor | None = None, way: Cut | None = None) -> Tensor:
-    """out bf16 [rows, outputs]. `way`: how the work is cut, if not in the fastest way."""
-    return _all_rows(0, x, weight, out, bias, way)
+    """out bf16 [rows, outputs], or fp32 [slices, rows, outputs]: sums of slices of the inputs. `way`: how it is cut, if not in the fastest way."""
+    way = way or whole_cut(x.codes.shape[0], weight)
+    assert out.dim() == (2 if way.slices == 1 else 3)
+    return _all_rows(0 if way.slices == 1 else 2, x, weight, out, bias, way)
 
 
-def linear_part(x: RoundedRows, weight: Tiles) -> Tensor:
-    """What `norm.add_norm` adds: bf16 [1, rows, outputs]."""
-    return linear(x, weight, torch.empty(x.codes.shape[0], weight.rows, dtype=torch.bfloat16, device=x.codes.device))[None]
+def linear_parts(x: RoundedRows, weight: Tiles) -> Tensor:
+    """Parts that `norm.add_norm` adds up: fp32 [slices, rows, outputs], or bf16 [1, rows, outputs]."""
+    count = x.codes.shape[0]
+    way = parts_cut(count, weight)
+    dtype = torch.bfloat16 if way.slices == 1 else torch.float32
+    parts = torch.empty(way.slices, count, weight.rows, dtype=dtype, device=x.codes.device)
+    linear(x, weight, parts[0] if way.slices == 1 else parts, way=way)
+    return parts
 
 
 def gate_up_rounded(x: RoundedRows, weight: Tiles, next_inputs: int, places: int, routes: Routes) -> RoundedRows:
@@ -151,7 +168,9 @@ def gate_up_rounded(x: RoundedRows, weight: Tiles, next_inputs: int, places: int
 
 def dense_gate_up_rounded(x: RoundedRows, weight: Tiles, next_inputs: int, way: Cut | None = None) -> RoundedRows:
     """The same of a dense feed-forward, [rows, next_inputs]."""
-    return quantize_rows(_all_rows(1, x, weight, _hidden(weight, next_inputs, x.codes.shape[0]), None, way))
+    count = x.codes.shape[0]
+    way = way or whole_cut(count, weight)
+    return quantize_rows(_all_rows(1, x, weight, _hidden(weight, next_inputs, count), None, way))
 
 
 def _hidden(weight: Tiles, inputs: int, rows: int) -> Tensor:
@@ -180,18 +199,19 @@ def _experts(kind: int, x: RoundedRows, weight: Tiles, out: Tensor, routes: Rout
     return out
 
 
-def _all_rows(kind: int, x: RoundedRows, weight: Tiles, out: Tensor, bias: Tensor | None, way: Cut | None) -> Tensor:
+def _all_rows(kind: int, x: RoundedRows, weight: Tiles, out: Tensor, bias: Tensor | None, way: Cut) -> Tensor:
     """One matrix with all rows."""
     count, inputs = x.codes.shape
     assert inputs == weight.width and x.codes.is_contiguous()
-    way = way or best_cut(count, weight)
     run, shared, shape = kernel(kind, weight, way.rows, items=0, shape=way.shape)
-    blocks = -(-weight.num_tiles // shape.tiles) * -(-count // way.rows) * weight.tile_blocks
+    blocks = weight.tile_blocks // way.slices
+    units = -(-weight.num_tiles // shape.tiles) * way.slices * -(-count // way.rows)
+    # Slices are not cut: there is a thread block for each.
+    grid = min(units if way.slices > 1 else -(-units * blocks // LEAST_BLOCKS), driver.num_processors())
     sums, flags = cut_units()
     box = driver.box_map(x.codes.data_ptr(), count, inputs, BLOCK_INPUTS, way.rows)
     run(
-        (min(-(-blocks // LEAST_BLOCKS), driver.num_processors()),), shape.threads, box, sums, flags, driver.rows_map(weight.data, shape.tiles),
-        x.codes, x.scales, bias, out, None, None, None, None, out.stride(0), 0, inputs, weight.num_tiles, 1, weight.tile_blocks, count,
-        shared_bytes=shared,
+        (grid,), shape.threads, box, sums, flags, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, bias, out,
+        None, None, None, None, out.stride(-2), out.stride(0), inputs, weight.num_tiles, way.slices, blocks, count, shared_bytes=shared,
     )  # fmt: skip
     return out

@@ -137,7 +137,7 @@ class FusedLayer:
         qkv = self._empty_qkv(rows, space)
         if self.in_int8:
             int8.linear(stream.rounded(self.norm), self.qkv, qkv[:rows], bias=self.mixer.qkv.bias)
-            stream.parts = int8.linear_part(int8.quantize_rows(self._attended(qkv, cache, space)), self.out)
+            stream.parts = int8.linear_parts(int8.quantize_rows(self._attended(qkv, cache, space)), self.out)
             stream.parts, stream.weights = self.feed.wide_int8(*stream.normed_and_rounded(self.ffn_norm))
         else:
             linear.linear_wide(stream.normed(self.norm), self.qkv, qkv[:rows], bias=self.mixer.qkv.bias)
@@ -334,7 +334,8 @@ class FusedDecoder:
         needed: set[int8.Variant] = set()
         for layer in {type(layer.feed): layer for layer in self.layers if layer.in_int8}.values():
             counts = range(layer.most_streamed + 1, max_rows + 1)
-            needed |= {int8.linear_variant(rows, weight) for rows in counts for weight in (layer.qkv, layer.out)}
+            needed |= {int8.whole_variant(rows, layer.qkv) for rows in counts}
+            needed |= {int8.parts_variant(rows, layer.out) for rows in counts}
             needed |= layer.feed.int8_kernels(counts)
         return needed
 

@@ -86,7 +86,7 @@ class DenseFeed:
 
     def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
         act = int8.dense_gate_up_rounded(rounded, self.gate_up, self.down.width)
-        return int8.linear_part(act, self.down), None
+        return int8.linear_parts(act, self.down), None
 
     def _act(self, rows: int) -> Tensor:
         if self._padded is not None:
@@ -99,7 +99,7 @@ class DenseFeed:
     def int8_kernels(self, counts: range) -> set[int8.Variant]:
         """That steps of so many rows need."""
         return {int8.gate_up_variant(rows, self.gate_up) for rows in counts} | {
-            int8.linear_variant(rows, self.down) for rows in counts
+            int8.parts_variant(rows, self.down) for rows in counts
         }
 
 

@@ -15,7 +15,7 @@ from math import ceil, exp, lgamma, log, log1p
 from windlass.core import fused
 from windlass.core.fused import BLOCK_INPUTS, HEAD_DIM, TILE_ROWS, num_blocks
 from windlass.core.hardware.spec import Device
-from windlass.core.integer_units import ITEM_BLOCKS, ITEM_SECONDS, cut, item_rows
+from windlass.core.integer_units import ITEM_BLOCKS, ITEM_SECONDS, MOST_SLICES, Cut, cut, item_rows
 from windlass.core.layout import Layout
 from windlass.core.model import Attention, Layer, ModelSpec, MoE
 from windlass.core.place import Placement, local_experts, local_shape, stored
@@ -253,17 +253,17 @@ class KernelModel:
 
     def _integers(self, shape: LayerShape, rows: int, crowd: float) -> float:
         """Rows are rounded to 8 bits; products are cut as the kernels cut them."""
-        matrices, inner = [shape.qkv, shape.out], shape.out.inputs
+        whole, parts, inner = [shape.qkv], [shape.out], shape.out.inputs
         if not shape.experts:
-            matrices, inner = [*matrices, shape.gate_up, shape.down], inner + shape.down.inputs
-        products = sum(self._cut_product(matrix, rows) for matrix in matrices)
-        norms = self._add_norm(shape.hidden, rows, 2, 1) * (1 if shape.experts else 2)
+            whole, parts, inner = [shape.qkv, shape.gate_up], [shape.out, shape.down], inner + shape.down.inputs
+        cuts = [self._cut(matrix, rows, 1) for matrix in whole] + [self._cut(matrix, rows) for matrix in parts]
+        products = sum(self._integer_product(of.num_bytes, way.seconds) for of, way in zip(whole + parts, cuts, strict=True))
+        norms = sum(self._sums(shape.hidden, rows, way.slices) for way in cuts[len(whole) :])
         rest = self._routed_integers(shape, rows, crowd) if shape.experts else 0.0
         return products + norms + self._rounded(rows * inner) + rest
 
-    def _cut_product(self, matrix: PackedMatrix, rows: int) -> float:
-        way = cut(rows, -(-matrix.rows // TILE_ROWS), matrix.blocks, self.processors)
-        return self._integer_product(matrix.num_bytes, way.seconds)
+    def _cut(self, matrix: PackedMatrix, rows: int, most_slices: int = MOST_SLICES) -> Cut:
+        return cut(rows, -(-matrix.rows // TILE_ROWS), matrix.blocks, self.processors, most_slices)
 
     def _integer_product(self, num_bytes: float, seconds: float) -> float:
         """`seconds`: on the GPU where units were timed."""

@@ -7,7 +7,7 @@
 // products of the next are under way, as they are in the other warpgroup. What a product and its scaling take adds up all the same (docs/reference/cuda-notes.md,
 // 38 and 39), so that every instruction counts.
 //
-// Compiled with: KIND (0, 1 or 3 of wide.cu), N (16, 32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), STAGES; SPLIT: columns of the first half, 0 for one
+// Compiled with: KIND (as wide.cu), N (16, 32, 48, 64, 80 or 128), ITEMS as wide.cu; WGS (2 or 3), STAGES; SPLIT: columns of the first half, 0 for one
 // whole; FRAGMENTS of weights (1 or 2: with two, one is made while the other is used).
 
 #define CLUSTER 1
@@ -92,16 +92,15 @@ DEVICE bool segment_at(const Arguments& a, u32 units, u32 at, Segment& segment) 
 }
 #else
 // How the work is shared out: `whole` units for every thread block, one of each wave, and of the rest (one to two waves) as many blocks of inputs for each.
-// So a unit may be cut between thread blocks. These store their sums, and each adds up those of some columns when it has done everything else.
+// So a unit may be cut between thread blocks: the one that has its first block adds up the sums of the others, in their order.
 struct Shares {
     u32 grid, whole, cut;  // thread blocks; units of each; blocks of the units that are cut
     DEVICE Shares(const Arguments& a) {
         asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(grid));  // read anew each time: all of this would take registers from the products
-        const u32 units = (a.rows + N - 1) / N * ((a.tiles + TILES - 1) / TILES);
+        const u32 units = (a.rows + N - 1) / N * a.slices * ((a.tiles + TILES - 1) / TILES);
         whole = same(max(units / grid, 1u) - 1), cut = (units - whole * grid) * a.slice_blocks;
     }
     DEVICE u32 begin_of(u32 number) const { return same(number * cut / grid); }  // of those
-    DEVICE u32 owner_of(u32 block) const { return same(((block + 1) * grid - 1) / cut); }
 };
 // That which begins with block `at` of this thread block's, if there is one.
 DEVICE u32 first_place() { return 0; }
@@ -117,63 +116,40 @@ DEVICE bool segment_at(const Arguments& a, u32, u32 at, Segment& segment) {
     segment.last = min(a.slice_blocks, segment.first + end - place);
     return place < end;
 }
+#endif
 
-// Sums of a cut unit, warp by warp. A thread block has at most two such units, one that others began and one that others end, and so two places for sums.
-// A flag says how many thread blocks have yet to read them; it is zero between launches.
-constexpr u32 SUMS = CONSUMERS * DEEP * N / 2;
-DEVICE u32* flag_of(const Arguments& a, u32 number, bool began, u32 thread) { return a.flags + (number * 2 + began) * (CONSUMERS / 32) + thread / 32; }
-DEVICE float* sums_of(const Arguments& a, u32 number, bool began, u32 thread) { return a.sums + (number * 2 + began) * SUMS + thread; }
-// The thread blocks that have a part of a unit: `count` from `first` on.
-struct Sharers {
-    u32 first, count;
-    DEVICE Sharers(const Arguments& a, u32 unit) {
-        const Shares shares(a);
-        const u32 begin = (unit - shares.whole * shares.grid) * a.slice_blocks;
-        first = shares.owner_of(begin), count = shares.owner_of(begin + a.slice_blocks - 1) - first + 1;
-    }
-};
-DEVICE void store_sums(const Arguments& a, const Segment& segment, const float* sums, u32 thread) {
-    float* to = sums_of(a, blockIdx.x, segment.first == 0, thread);
+#if !ITEMS
+// Sums for another thread block, warp by warp: each has a flag, zero between launches.
+constexpr u32 SUMS = CONSUMERS * DEEP * N / 2;  // of a thread block
+template <u32 COUNT>
+DEVICE void store_sums(const Arguments& a, const float* sums, u32 thread) {
+    float* to = a.sums + blockIdx.x * SUMS + thread;
 #pragma unroll
-    for (u32 i = 0; i < DEEP * N / 2; i++) __stcg(to + i * CONSUMERS, sums[i]);
-    const u32 readers = Sharers(a, segment.unit).count;
+    for (u32 i = 0; i < COUNT; i++) __stcg(to + i * CONSUMERS, sums[i]);
     __threadfence();
     __syncwarp();
-    if (thread % 32 == 0) asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag_of(a, blockIdx.x, segment.first == 0, thread)), "r"(readers) : "memory");
+    if (thread % 32 == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(a.flags + (blockIdx.x * CONSUMERS + thread) / 32) : "memory");
 }
-// All sums of the columns that are this thread block's: every `count`-th eight. In the order of the inputs.
-DEVICE void finish_unit(const Arguments& a, u32 number, u32 groups, u32 warp, u32 thread) {
-    const Sharers sharers(a, number);
-    const u32 lane = thread & 31, mine = blockIdx.x - sharers.first;
-    for (u32 k = 0; k < sharers.count; k++) {
-        u32 is_there;
-        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_there) : "l"(flag_of(a, sharers.first + k, k == 0, thread)) : "memory");
-        while (!__all_sync(~0u, is_there));
-    }
-    u32 owned = 0;
+template <u32 COUNT>
+DEVICE void add_sums(const Arguments& a, float* sums, u32 thread, u32 number) {
+    u32* flag = a.flags + (number * CONSUMERS + thread) / 32;
+    u32 is_there;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
+    while (!__all_sync(~0u, is_there));
+    const float* from = a.sums + number * SUMS + thread;
 #pragma unroll
-    for (u32 i = 0; i < N / 8; i++) owned |= (same(i % sharers.count) == mine) << i;
-    float acc[DEEP][N / 2] = {};
-    for (u32 k = 0; k < sharers.count; k++) {
-        const float* from = sums_of(a, sharers.first + k, k == 0, thread);
-#pragma unroll
-        for (u32 d = 0; d < DEEP; d++) {
-            float v[N / 2];
-#pragma unroll
-            for (u32 i = 0; i < N / 2; i++)  // without branches, so that all of them are under way at once
-                asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.f32 %0, 0f00000000; @p ld.global.cg.f32 %0, [%1]; }"
-                             : "=f"(v[i])
-                             : "l"(from + (d * N / 2 + i) * CONSUMERS), "r"(owned & 1u << i / 4));
-#pragma unroll
-            for (u32 i = 0; i < N / 2; i++) acc[d][i] += v[i];
-        }
-    }
+    for (u32 i = 0; i < COUNT; i++) sums[i] += __ldcg(from + i * CONSUMERS);
     __syncwarp();
-    for (u32 k = lane; k < sharers.count; k += 32) atomicSub(flag_of(a, sharers.first + k, k == 0, thread), 1);
-    const Unit unit = unit_of(a, number, groups);
-    Places places = places_of(a, unit, lane);
-    places.owned = owned;
-    write<N, DEEP>(a, acc, unit, unit.first + warp * DEEP, places, lane / 4, lane & 3);
+    if (thread % 32 == 0) *flag = 0;
+}
+// Of the blocks of a unit from `next` on, which the next thread blocks have.
+template <u32 COUNT>
+DEVICE void add_others(const Arguments& a, float* sums, u32 thread, u32 next) {
+    const Shares shares(a);
+    for (u32 other = blockIdx.x + 1; next < a.slice_blocks; other++) {
+        add_sums<COUNT>(a, sums, thread, other);
+        next += shares.begin_of(other + 1) - shares.begin_of(other);
+    }
 }
 #endif
 
@@ -261,16 +237,16 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
             for (u32 i = 0; i < (N + 31) / 32; i++) offsets[i] = min(unit.item * N + i * 32 + lane, a.rows - 1) * x_blocks;
             for (u32 block = segment.first; block < segment.last; block++) {
                 barrier_wait(empty + stage * 8, phase);
-                const u32 to = ring_at + stage * STAGE_BYTES, barrier = full + stage * 8;
+                const u32 to = ring_at + stage * STAGE_BYTES, barrier = full + stage * 8, from = unit.slice * a.slice_blocks + block;
                 if (lane == 0) {
                     barrier_expect(barrier, WEIGHTS_BYTES + X_BYTES);
-                    copy_tiles(to + WEIGHTS_AT, a.weights, block * (BLOCK_BYTES / 8), unit.first_row, barrier, policy);
-                    copy_rows(to, &a.x_map, block * BLOCK_K, unit.item * N, barrier);
+                    copy_tiles(to + WEIGHTS_AT, a.weights, from * (BLOCK_BYTES / 8), unit.first_row, barrier, policy);
+                    copy_rows(to, &a.x_map, from * BLOCK_K, unit.item * N, barrier);
                 }
 #pragma unroll
                 for (u32 i = 0; i < (N + 31) / 32; i++)
                     if (i * 32 + lane < N)
-                        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + X_BYTES + (i * 32 + lane) * 4), "l"(a.x_scales + block + offsets[i])
+                        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + X_BYTES + (i * 32 + lane) * 4), "l"(a.x_scales + from + offsets[i])
                                      : "memory");
                 asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
                 if (++stage == STAGES) stage = 0, phase ^= 1;
@@ -383,7 +359,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
             load_first(here);
             for (u32 block = segment.first; block < segment.last; block++) run_block(block + 1 == segment.last);
 #if !ITEMS
-            if (segment.last - segment.first < a.slice_blocks) return store_sums(a, segment, acc[0], thread);
+            if (segment.first) return store_sums<DEEP * COLUMNS / 2>(a, acc[0], thread);
+            if (segment.last < a.slice_blocks) add_others<DEEP * COLUMNS / 2>(a, acc[0], thread, segment.last);
 #endif
             write<COLUMNS, DEEP>(a, acc, unit, first_tile, places, g, t);
         };
@@ -391,8 +368,4 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
         if (NARROW && is_narrow[stage]) run_segment(Number<NARROW ? N - 16 : N>());
         else run_segment(Number<N>());
     }
-#if !ITEMS
-    for (u32 at = Shares(a).whole * a.slice_blocks; segment_at(a, units, at, segment); at = next_place(at, segment))
-        if (segment.last - segment.first < a.slice_blocks) finish_unit(a, segment.unit, groups, warp, thread);
-#endif
 }

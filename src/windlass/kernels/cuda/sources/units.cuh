@@ -7,8 +7,8 @@ struct alignas(64) TensorMap {
 struct Arguments {
 #ifdef X_MAP
     TensorMap x_map;         // where there is no list of rows
-    float* sums;             // [thread blocks, 2, sums and threads]: of units that are cut
-    u32* flags;              // [thread blocks, 2, warps]: how many have yet to read these
+    float* sums;             // of thread blocks whose units others finish
+    u32* flags;              // [thread blocks, warps]: whether these are there
 #endif
     const u8* weights;       // a tensor map of them
     const void* x;
@@ -118,8 +118,8 @@ struct Places {
     int of[(N + 31) / 32];
     DEVICE int at(u32 i, u32 column) const { return __shfl_sync(~0u, of[i / 4], i % 4 * 8 + column); }  // of column i * 8 + column
 #else
-    u32 first, rows, owned = ~0u;  // a bit for each eight columns
-    DEVICE int at(u32 i, u32 column) const { return owned >> i & 1 && first + i * 8 + column < rows ? (int)(first + i * 8 + column) : -1; }
+    u32 first, rows;
+    DEVICE int at(u32 i, u32 column) const { return first + i * 8 + column < rows ? (int)(first + i * 8 + column) : -1; }
 #endif
 };
 DEVICE Places places_of(const Arguments& a, const Unit& unit, u32 lane) {
