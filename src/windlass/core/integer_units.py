@@ -36,7 +36,7 @@ SHAPES = {
 """For items of experts, by their rows of x; the fastest of those tried (docs/reference/cuda-notes.md)."""
 ITEM_SECONDS = {16: 0.51e-6, 32: 0.57e-6, 48: 0.58e-6, 64: 0.7e-6, 80: 0.775e-6}
 """Of a block of inputs of 256 rows of weights, by the rows of an item; a unit has an overhead of `ITEM_BLOCKS` such blocks. Measured with the
-experts of GLM-4.5-Air and 128 to 2,048 rows (docs/reference/cuda-notes.md, 30 to 32 and 36)."""
+experts of GLM-4.5-Air and 128 to 2,048 rows (docs/reference/cuda-notes.md, 30 to 32 and 38)."""
 ITEM_BLOCKS = 1.7
 
 
@@ -51,20 +51,18 @@ class UnitKind(NamedTuple):
 
 
 UNIT_KINDS = (
-    UnitKind(16, Shape(2, 0, 2), 0.52e-6),
-    UnitKind(32, Shape(2, 0, 2), 0.535e-6),
-    UnitKind(48, Shape(2, 0, 2), 0.55e-6),
-    UnitKind(64, Shape(2, 0, 2), 0.66e-6),
-    UnitKind(80, Shape(2, 32, 2), 0.77e-6),
+    UnitKind(16, Shape(2, 0, 2), 0.54e-6),
+    UnitKind(32, Shape(2, 0, 2), 0.555e-6),
+    UnitKind(48, Shape(2, 0, 2), 0.58e-6),
+    UnitKind(64, Shape(2, 0, 2), 0.69e-6),
+    UnitKind(80, Shape(2, 32, 2), 0.79e-6),
     UnitKind(128, Shape(2, 64, 1), 1.25e-6),
 )
 """Measured in products of 16 to 2,048 rows."""
 TILES = 16
 """Of weights, in each of these."""
-HAND_ON_SECONDS = 5e-6
+HAND_ON_SECONDS = 8e-6
 """To hand sums of a unit that is cut to the thread block that finishes it."""
-
-
 PARTS_BYTES_PER_SECOND = 3.5e12
 MOST_SLICES = 8
 

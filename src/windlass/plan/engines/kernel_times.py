@@ -48,8 +48,8 @@ class KernelTimes(Frozen):
     prefill: 19,600 tokens/s of 2,048 before the last of these changes."""
     round_share: float = 0.85
     """Fraction of the bandwidth in rounding rows to 8 bits (75 MB in 18 us)."""
-    eager: float = 600e-6
-    """A layer of a prompt takes at least this: its launches are not recorded (cuda-notes.md 27: 560 to 800 us)."""
+    eager: float = 490e-6
+    """A layer of a prompt takes at least this: its launches are not recorded (cuda-notes.md 27: 560 to 800 us; a prompt of 128 took 490 in 39)."""
     unit_blocks: float = 2.8
     """Overhead of one work unit of such a matmul, in blocks of 128 inputs."""
     score_share: float = 0.6
