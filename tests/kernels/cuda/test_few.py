@@ -144,7 +144,9 @@ def test_experts_without_a_shared_one_and_dense() -> None:
             ids, weights = route_reference(logits, None, max(active, 1))
             normed = norm_reference(x, gain, EPS).to(torch.bfloat16)
             expected = experts_reference(normed, ids[:, :active], weights[:, :active], gate_up, down, num_shared=shared)
-            close(experts.down_few(hidden, down, poisoned(rows, 1024), chosen), expected, 6e-3)  # of a single row, which is rounded twice
+            close(
+                experts.down_few(hidden, down, poisoned(rows, 1024), chosen), expected, 6e-3
+            )  # of a single row, which is rounded twice
 
 
 @compiled_together
