@@ -20,6 +20,7 @@ from cuda_references import decode_attention_reference, head_norm_reference, nor
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.fused import BLOCK_INPUTS
 from windlass.kernels.cuda import attention, route
+from windlass.kernels.cuda.int8 import RoundedRows
 from windlass.kernels.cuda.route import Guess, Routes
 from windlass.kernels.step import KvCache
 
@@ -104,9 +105,11 @@ class Small:
 
     def decode_attention(
         self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor,
-        values: Tensor, out: Tensor, space: attention.AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False,
-        shape: tuple[int, int] | None = None, scales: Tensor | None = None, chained: bool = False,
-    ) -> Tensor:  # fmt: skip
+        values: Tensor, out: Tensor | RoundedRows, space: attention.AttentionWorkspace, *, scale: float, splits: int,
+        interleaved: bool = False, shape: tuple[int, int] | None = None, scales: Tensor | None = None, chained: bool = False,
+    ) -> None:  # fmt: skip
+        out = out.codes if isinstance(out, RoundedRows) else out
+        assert shape is None or shape in attention.TOGETHER
         rows, kv_heads = len(qkv), keys.shape[1]
         heads = qkv.shape[1] // BLOCK_INPUTS - 2 * kv_heads
         plain(self.half, qkv, out)
@@ -125,7 +128,7 @@ class Small:
             )
             for part in parts
         ]  # fmt: skip
-        return put(out, torch.cat(found))
+        put(out, torch.cat(found))
 
     def rotate_store(
         self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor, num_kv_heads: int,

@@ -329,6 +329,17 @@ def test_decode_attention() -> None:
                 **case, out=out, space=space, scale=1 / math.sqrt(128), splits=splits, interleaved=interleaved
             )
             close(out, expected, 6e-3)
+        for shape in attention.TOGETHER:
+            out = poisoned(len(lengths), heads * kv_heads * 128, dtype=torch.bfloat16)
+            rounded = int8.empty_rows(*out.shape, out.device)
+            rounded.codes.fill_(-128)
+            for into in (out, rounded):
+                attention.decode_attention(
+                    **case, out=into, space=space, scale=1 / math.sqrt(128), splits=splits, interleaved=interleaved, shape=shape
+                )
+            close(out, expected, 6e-3)
+            again = int8.quantize_rows(out)
+            assert torch.equal(rounded.codes, again.codes) and torch.equal(rounded.scales, again.scales)
         # Fused and separate products round the last bit of some keys differently.
         torch.testing.assert_close(case["keys"], expected_case["keys"], rtol=2**-7, atol=1e-5)
         assert torch.equal(case["values"], expected_case["values"])

@@ -10,10 +10,12 @@ from torch import Tensor
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.fused import HEAD_DIM
 from windlass.kernels.cuda import driver
+from windlass.kernels.cuda.int8 import RoundedRows
 
 MAX_SPLITS = 64
 MAX_CHAINED = 16
 """Rows of one sequence, the newest included."""
+SHORT_TOKENS = 512
 FP8_PAGE_BYTES = 2 * BLOCK_TOKENS * (HEAD_DIM + 1)
 
 
@@ -41,20 +43,32 @@ def shared_bytes(warps: int, depth: int, page_bytes: int = 2 * BLOCK_TOKENS * HE
     return pages + 16 * 272 + 2 * warps * 16 * 4 + 16 * 64 * 4
 
 
+TOGETHER = {(8, 2): 1, (8, 1): 2, (4, 2): 3, (4, 1): 4}
+"""Blocks on a multiprocessor that registers must suffice for, by warps and pages in flight of each: what shared memory has room for."""
+
+
 def launch_shape(max_tokens: int, sequences: int, num_kv_heads: int) -> tuple[int, tuple[int, int]]:
-    """Number of splits, and warps and pages in flight of each: combining splits costs 2 us, so short sequences are not split."""
-    groups = sequences * num_kv_heads
-    if max_tokens <= 512 or groups >= 2 * driver.num_processors():
-        return 1, (4, 2) if max_tokens <= 512 and groups > driver.num_processors() else (8, 2)
-    return max(1, min(driver.num_processors() // groups, -(-max_tokens // 256), MAX_SPLITS)), (8, 2)
+    """Number of splits, and warps and pages in flight of each: combining splits costs 2 us, so short sequences are not split.
+
+    Blocks as large as they can be while all are there at once; with more blocks than that, of two sizes the fastest
+    (docs/reference/cuda-notes.md, 40)."""
+    groups, processors, is_short = sequences * num_kv_heads, driver.num_processors(), max_tokens <= SHORT_TOKENS
+    splits = 1 if is_short else max(1, min(processors // groups, -(-max_tokens // 256), MAX_SPLITS))
+    if groups <= processors:
+        return splits, (8, 2)
+    if groups <= 2 * processors and not is_short:
+        return splits, (8, 1)
+    if groups <= 3 * processors:
+        return splits, (4, 2)
+    return splits, (4, 1) if groups <= 4 * processors or is_short else (4, 2)
 
 
 def decode_attention(
-    qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor, values: Tensor, out: Tensor,
-    space: AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False, shape: tuple[int, int] | None = None,
+    qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor, values: Tensor,
+    out: Tensor | RoundedRows, space: AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False, shape: tuple[int, int] | None = None,
     scales: Tensor | None = None, chained: bool = False,
-) -> Tensor:  # fmt: skip
-    """qkv bf16 [sequences, (heads + 2 kv heads) * 128], one new token each; out bf16 [sequences, heads * 128].
+) -> None:  # fmt: skip
+    """qkv bf16 [sequences, (heads + 2 kv heads) * 128], one new token each; out bf16 [sequences, heads * 128], or the same in 8 bits.
 
     `chained`: rows may be consecutive tokens of a sequence, one after another, up to MAX_CHAINED; each has that sequence's block table.
 
@@ -63,21 +77,21 @@ def decode_attention(
     """
     num_kv_heads = keys.shape[1]
     heads = qkv.shape[1] // HEAD_DIM // num_kv_heads - 2
-    warps, depth = shape or (4, 2)
+    warps, depth = shape = shape or (4, 2)
     fp8 = scales is not None
     if fp8:
         depth *= 2
     shared = shared_bytes(warps, depth, FP8_PAGE_BYTES) if fp8 else shared_bytes(warps, depth)
     run = driver.kernel(
-        "attention.cu", "PPPPPPPPPPPPIf", shared_bytes=shared, WARPS=warps, DEPTH=depth, HEADS=heads, KV_HEADS=num_kv_heads,
+        "attention.cu", "PPPPPPPPPPPPPPIf", shared_bytes=shared, WARPS=warps, DEPTH=depth, TOGETHER=TOGETHER[shape], HEADS=heads, KV_HEADS=num_kv_heads,
         ROTARY=2 * table.shape[2], INTERLEAVED=int(interleaved), FP8=int(fp8),
         CHAINED=MAX_CHAINED if chained else 0,
     )  # fmt: skip
+    into = (None, *out) if isinstance(out, RoundedRows) else (out, None, None)
     run(
-        (splits, num_kv_heads, qkv.shape[0]), warps * 32, qkv, table, positions, slots, lengths, blocks, keys, values, scales, out,
+        (splits, num_kv_heads, qkv.shape[0]), warps * 32, qkv, table, positions, slots, lengths, blocks, keys, values, scales, *into,
         space.partial, space.arrived, blocks.shape[1], scale, shared_bytes=shared,
     )  # fmt: skip
-    return out
 
 
 def rotate_store(

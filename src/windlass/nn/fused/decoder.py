@@ -137,7 +137,7 @@ class FusedLayer:
         qkv = self._empty_qkv(rows, space)
         if self.in_int8:
             int8.linear(stream.rounded(self.norm), self.qkv, qkv[:rows], bias=self.mixer.qkv.bias)
-            stream.parts = int8.linear_parts(int8.quantize_rows(self._attended(qkv, cache, space)), self.out)
+            stream.parts = int8.linear_parts(self._attended_rounded(qkv, cache, space), self.out)
             stream.parts, stream.weights = self.feed.wide_int8(*stream.normed_and_rounded(self.ffn_norm))
         else:
             linear.linear_wide(stream.normed(self.norm), self.qkv, qkv[:rows], bias=self.mixer.qkv.bias)
@@ -167,11 +167,20 @@ class FusedLayer:
             self._prefilled(qkv[decoding:], space.prompts, cache, out[decoding:])
         return out
 
+    def _attended_rounded(self, qkv: Tensor, cache: KvCache, space: AttentionLaunch) -> int8.RoundedRows:
+        """The same in 8 bits: where all sequences are decoding, attention rounds its results itself."""
+        if space.prompts is not None:
+            return int8.quantize_rows(self._attended(qkv, cache, space))
+        self._normed_heads(qkv)
+        out = int8.empty_rows(qkv.shape[0], self.mixer.num_heads * self.mixer.head_dim, qkv.device)
+        self._decoded(qkv, cache, space, out)
+        return out
+
     def _normed_heads(self, qkv: Tensor) -> None:
         if self.mixer.q_norm is not None:
             heads.head_norm(qkv, self.mixer.q_norm, self.mixer.k_norm, self.mixer.num_kv_heads, self.eps)
 
-    def _decoded(self, qkv: Tensor, cache: KvCache, space: AttentionLaunch, out: Tensor) -> None:
+    def _decoded(self, qkv: Tensor, cache: KvCache, space: AttentionLaunch, out: Tensor | int8.RoundedRows) -> None:
         """One new token per sequence."""
         mixer, rotary, step = self.mixer, self.mixer.rotary, space.decoding
         assert rotary is not None and cache.values is not None

@@ -2,7 +2,7 @@
 // Block (split, kv head, sequence) of WARPS warps; a warp takes every WARPS-th page of 16 tokens of its split, DEPTH of them ahead. The last block of a
 // (sequence, kv head) to arrive adds up the splits in their order, so results do not depend on who was last.
 //
-// Compiled with: HEADS (query heads of a kv head, at most 16), KV_HEADS, ROTARY (rotated dims), INTERLEAVED, WARPS (4 or 8), DEPTH, FP8. Head dim is 128, pages 16
+// Compiled with: HEADS (query heads of a kv head, at most 16), KV_HEADS, ROTARY (rotated dims), INTERLEAVED, WARPS (4 or 8), DEPTH, TOGETHER (blocks on a multiprocessor), FP8. Head dim is 128, pages 16
 // tokens: keys [page, kv head, dim, token], values [page, kv head, token, dim], in bf16 or, with FP8, e4m3 with the exponent of a power of two for each token:
 // scales [page, kv head, 2, token]. CHAINED: rows may be consecutive tokens of one sequence, up to CHAINED of them. Each row then takes the keys and values of
 // those before it from qkv, as they are not in the cache yet. Codes become fp16 on their way to the tensor cores; powers of keys multiply scores, those of values are added to their logarithms.
@@ -34,6 +34,8 @@ struct Arguments {
     Cached* values;
     u8* scales;
     u16* out;              // [sequences, HEADS * KV_HEADS * DIM]
+    u32* codes;            // the same rounded to 8 bits instead, if not null, and
+    float* steps;          // a scale for each head
     float* workspace;      // [sequences, KV_HEADS, splits, HEADS, DIM + 2]
     int* arrived;          // [sequences, KV_HEADS], zero between launches
     u32 max_blocks;
@@ -209,7 +211,7 @@ DEVICE void add_values(float (&o)[16][4], const u32 (&p)[4], u32 values, u32 lan
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_constant__ Arguments a) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, TOGETHER) run(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(128) u8 memory[];  // pages [WARPS][DEPTH][STAGE_BYTES], queries, warps' maxima and sums
     constexpr u32 PAGES_BYTES = WARPS * DEPTH * STAGE_BYTES, GATHERED_BYTES = WARPS * 16 * DIM * 4;
     u8* queries = memory + (PAGES_BYTES > GATHERED_BYTES ? PAGES_BYTES : GATHERED_BYTES);
@@ -414,7 +416,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
     const u64 group = (u64)sequence * KV_HEADS + head;
     constexpr u32 RECORD = HEADS * (DIM + 2), THREADS = WARPS * 32;
     float* to = a.workspace + (group * gridDim.x + split) * RECORD;
-    u16* out = a.out + (group * HEADS) * DIM;
+    // Results i .. i + 3 of the heads of this group, a head by each warp.
+    auto store = [&](u32 i, const float4& v) {
+        const u32 low = pack_bf16(v.x, v.y), high = pack_bf16(v.z, v.w);
+        const u64 at = group * HEADS + i / DIM;
+        if (a.codes) store_rounded(a.codes + at * (DIM / 4), a.steps + at, low, high, lane);
+        else *(uint2*)(a.out + group * HEADS * DIM + i) = uint2{low, high};
+    };
     float* factors = tops + 2 * WARPS * 16;  // [16][max(WARPS, 64)]
     // Each warp's share of the result, per head; or, with several splits, relative to the block's maximum.
     if (thread < HEADS) {
@@ -441,7 +449,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
             const float4 y = *(const float4*)(gathered + w * 16 * DIM + i);
             v.x += f * y.x, v.y += f * y.y, v.z += f * y.z, v.w += f * y.w;
         }
-        if (active == 1) *(uint2*)(out + i) = uint2{pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
+        if (active == 1) store(i, v);
         else *(float4*)(to + i) = v;
     }
     if (thread == 0) trace(8, 3);
@@ -481,6 +489,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
             const float4 y = __ldcg((const float4*)(from + s * RECORD + i));
             v.x += f * y.x, v.y += f * y.y, v.z += f * y.z, v.w += f * y.w;
         }
-        *(uint2*)(out + i) = uint2{pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
+        store(i, v);
     }
 }

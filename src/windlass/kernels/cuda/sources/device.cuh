@@ -129,6 +129,16 @@ DEVICE u32 round_bytes(u32 a, u32 b, float inverse) {
     const u32 n2 = __float_as_uint(fmaf(bf16_float(b), inverse, MAGIC)), n3 = __float_as_uint(fmaf(__uint_as_float(b & 0xffff0000u), inverse, MAGIC));
     return __byte_perm(__byte_perm(n0, n1, 0x0040), __byte_perm(n2, n3, 0x0040), 0x5410);
 }
+// A warp has 128 numbers of a row, each lane four that follow one another as two pairs of bf16: rounded to 8 bits with one step, in the order of the weights'
+// codes (layout.py). Four lanes have 16 numbers: two of each lane's are exchanged with the lane that has those eight away.
+DEVICE void store_rounded(u32* codes, float* scale, u32 a, u32 b, u32 lane) {
+    const float largest = bf16_float(__reduce_max_sync(~0u, largest_bits(a, b)));
+    const u32 bytes = round_bytes(a, b, inverse_of(largest)), first = __byte_perm(bytes, 0, 0x4410), second = __byte_perm(bytes, 0, 0x4432);
+    const bool upper = lane & 2;
+    const u32 other = __shfl_xor_sync(~0u, upper ? first : second, 2);
+    codes[(lane & ~3u) + (lane & 1) * 2 + upper] = __byte_perm(upper ? other : first, upper ? second : other, 0x5140);
+    if (lane == 0) *scale = step_of(largest);
+}
 // Ring of stages in shared memory filled by bulk copies.
 DEVICE void barrier_init(u32 barrier, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory"); }
 DEVICE void barrier_expect(u32 barrier, u32 bytes) {

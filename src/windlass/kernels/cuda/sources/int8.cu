@@ -166,9 +166,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
     }
     __syncthreads();
     launch_next();
-    wait_previous();
     const u32 groups = (a.tiles + TILES - 1) / TILES;
 #if ITEMS
+    wait_previous();
     const u32 units = (u32)__ldcg(a.num_items) * groups;
 #else
     constexpr u32 units = 0;  // counted anew by `Shares`
@@ -228,8 +228,21 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         for (u32 i = 0; i < min(flying, LAG); i++) announce();
 #else
+        auto ask_weights = [&](const Unit& unit, u32 block, u32 stage) {
+            const u32 barrier = full + stage * 8;
+            barrier_expect(barrier, WEIGHTS_BYTES + X_BYTES);
+            copy_tiles(ring_at + stage * STAGE_BYTES + WEIGHTS_AT, a.weights, (unit.slice * a.slice_blocks + block) * (BLOCK_BYTES / 8), unit.first_row, barrier, policy);
+        };
         // Rows follow one another: one thread asks for weights and rows, its warp for scales. Rows behind the last one are zero.
         if (warp > WGS * 4) return;
+        // Weights were there before the previous kernel: those of the first stages arrive while it ends. Whoever computes waits for rows, and so for it too.
+        segment_at(a, units, first_place(), segment);
+        u32 early = min(STAGES, segment.last - segment.first);
+        if (lane == 0) {
+            const Unit unit = unit_of(a, segment.unit, groups);
+            for (u32 i = 0; i < early; i++) ask_weights(unit, segment.first + i, i);
+        }
+        wait_previous();
         for (u32 at = first_place(); segment_at(a, units, at, segment); at = next_place(at, segment)) {
             const Unit unit = unit_of(a, segment.unit, groups);
             u32 offsets[(N + 31) / 32];
@@ -239,8 +252,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
                 barrier_wait(empty + stage * 8, phase);
                 const u32 to = ring_at + stage * STAGE_BYTES, barrier = full + stage * 8, from = unit.slice * a.slice_blocks + block;
                 if (lane == 0) {
-                    barrier_expect(barrier, WEIGHTS_BYTES + X_BYTES);
-                    copy_tiles(to + WEIGHTS_AT, a.weights, from * (BLOCK_BYTES / 8), unit.first_row, barrier, policy);
+                    if (!early) ask_weights(unit, block, stage);
                     copy_rows(to, &a.x_map, from * BLOCK_K, unit.item * N, barrier);
                 }
 #pragma unroll
@@ -249,6 +261,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
                         asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + X_BYTES + (i * 32 + lane) * 4), "l"(a.x_scales + from + offsets[i])
                                      : "memory");
                 asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+                early -= early > 0;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
         }

@@ -249,15 +249,7 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-// ---- rounding to 8 bits, for int8.cu: a step for each row and 128 inputs, which a warp holds, two pairs of bf16 in each lane.
-struct Rounded {
-    u32 bytes;  // in the order of the numbers
-    float scale;
-};
-DEVICE Rounded round_four(u32 a, u32 b) {
-    const float largest = bf16_float(__reduce_max_sync(~0u, largest_bits(a, b)));
-    return {round_bytes(a, b, inverse_of(largest)), step_of(largest)};
-}
+// ---- rounding to 8 bits, for int8.cu: a step for each row and 128 inputs.
 // Rows of bf16. Eight lanes have 128 inputs, 16 each, which lie as the codes of weights do (layout.py): 2t, 2t + 8, 2t + 1, 2t + 9 side by side.
 extern "C" __global__ void __launch_bounds__(256) quantize_rows(const u16* x, uint4* out, float* scales, u32 x_stride, u32 blocks, u32 total) {
     const u32 number = blockIdx.x * 32 + threadIdx.x / 8, lane = threadIdx.x & 7;
@@ -306,16 +298,29 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS, NORM_BLOCKS)
         if (k < width) {
             float4 s = __ldcg((const float4*)(h + (u64)row * width + k));
             const u64 from = row * row_stride + k;
-#pragma unroll 9
-            for (u32 p = 0; p < num_parts; p++) {
-                float4 y;
-                if (parts_bf16) {
-                    const uint2 v = __ldcg((const uint2*)((const u16*)parts + from + p * part_stride));
-                    y = float4{bf16_float(v.x), __uint_as_float(v.x & 0xffff0000u), bf16_float(v.y), __uint_as_float(v.y & 0xffff0000u)};
-                } else y = __ldcg((const float4*)((const float*)parts + from + p * part_stride));
+            auto load = [&](u32 p) {
+                if (!parts_bf16) return __ldcg((const float4*)((const float*)parts + from + p * part_stride));
+                const uint2 v = __ldcg((const uint2*)((const u16*)parts + from + p * part_stride));
+                return float4{bf16_float(v.x), __uint_as_float(v.x & 0xffff0000u), bf16_float(v.y), __uint_as_float(v.y & 0xffff0000u)};
+            };
+            auto add = [&](const float4& y, u32 p) {
                 const float w = p < num_weights ? __ldcg(part_weights + row * num_weights + p) : 1.f;
                 s.x += w * y.x, s.y += w * y.y, s.z += w * y.z, s.w += w * y.w;
-            }
+            };
+            u32 p = 0;
+            // Slices of a product: four loads are under way at a time, where registers suffice. Results of experts: nine.
+            if (NORM_BLOCKS == 1 && !num_weights)
+                for (; p < num_parts; p += 4) {
+                    float4 y[4];
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++)
+                        if (p + j < num_parts) y[j] = load(p + j);
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++)
+                        if (p + j < num_parts) add(y[j], p + j);
+                }
+#pragma unroll 9
+            for (; p < num_parts; p++) add(load(p), p);
             if (num_parts) *(float4*)(h + (u64)row * width + k) = s;
             v[i] = s;
             square += s.x * s.x + s.y * s.y + s.z * s.z + s.w * s.w;
@@ -333,14 +338,8 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS, NORM_BLOCKS)
         const u32 a = pack_bf16(v[i].x * r * n[i].x, v[i].y * r * n[i].y), b = pack_bf16(v[i].z * r * n[i].z, v[i].w * r * n[i].w);
         if (x) *(uint2*)(x + (u64)row * width + k) = uint2{a, b};
         if (!codes) continue;
-        // A warp has 128 inputs, four lanes have 16: 4p .. 4p + 3 of them each. Two of these are exchanged with the lane that has those eight away.
-        const Rounded q = round_four(a, b);
-        const u32 first = __byte_perm(q.bytes, 0, 0x4410), second = __byte_perm(q.bytes, 0, 0x4432);
-        const bool upper = threadIdx.x & 2;
-        const u32 other = __shfl_xor_sync(~0u, upper ? first : second, 2);
-        const u32 word = (threadIdx.x & 1) * 2 + upper;
-        codes[((u64)row * width + (k & ~15u)) / 4 + word] = __byte_perm(upper ? other : first, upper ? second : other, 0x5140);
-        if ((threadIdx.x & 31) == 0) scales[((u64)row * width + k) / 128] = q.scale;
+        const u64 block = ((u64)row * width + k) / 128;
+        store_rounded(codes + block * 32, scales + block, a, b, threadIdx.x & 31);
     }
 }
 
