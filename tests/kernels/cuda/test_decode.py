@@ -249,36 +249,43 @@ def test_a_norm_in_eight_bits_is_its_rows_rounded() -> None:
 
 
 def test_rotate_store() -> None:
-    case = attention_case([40], 96, 8, 64)
-    rows = 40
+    """Rows anywhere, side by side, shifted, and of two sequences."""
+    two = torch.cat((torch.arange(6), torch.arange(16, 48)))
+    for slots in (torch.randperm(48)[:40], torch.arange(40), torch.arange(3, 40), two):
+        for interleaved in (False, True):
+            check_rotate_store(slots.to("cuda", torch.int32), interleaved)
+
+
+def check_rotate_store(slots: Tensor, interleaved: bool) -> None:
+    case, rows = attention_case([40], 96, 8, 64), len(slots)
+    keys, values = case["keys"], case["values"]
+    before = keys.clone(), values.clone()
     qkv = torch.randn(rows, 112 * 128, device="cuda").to(torch.bfloat16)
-    positions, slots = (
-        torch.arange(rows, device="cuda", dtype=torch.int32),
-        torch.randperm(48, device="cuda")[:rows].to(torch.int32),
-    )
-    for interleaved in (False, True):
-        q, k, v = qkv.view(rows, 112, 128).split((96, 8, 8), dim=1)
-        turned = [rotate_reference(part, case["table"], positions, interleaved).to(torch.bfloat16) for part in (q, k)]
-        actual = attention.rotate_store(
-            qkv.clone(), case["table"], positions, slots, case["keys"], case["values"], 8, interleaved=interleaved
-        )
-        close(actual.view(rows, 112, 128), torch.cat((*turned, v), dim=1), 1e-3)
-        page, offset = slots.long() // 16, slots.long() % 16
-        close(case["keys"][page, :, :, offset], turned[1], 1e-3)
-        assert torch.equal(case["values"][page, :, offset], v)
+    positions = torch.arange(rows, device="cuda", dtype=torch.int32)
+    q, k, v = qkv.view(rows, 112, 128).split((96, 8, 8), dim=1)
+    turned = [rotate_reference(part, case["table"], positions, interleaved).to(torch.bfloat16) for part in (q, k)]
+    actual = attention.rotate_store(qkv.clone(), case["table"], positions, slots, keys, values, 8, interleaved=interleaved)
+    close(actual.view(rows, 112, 128), torch.cat((*turned, v), dim=1), 1e-3)
+    page, offset = slots.long() // 16, slots.long() % 16
+    close(keys[page, :, :, offset], turned[1], 1e-3)
+    assert torch.equal(values[page, :, offset], v)
+    # Nothing else was written.
+    before[0][page, :, :, offset], before[1][page, :, offset] = keys[page, :, :, offset], v
+    assert torch.equal(keys, before[0]) and torch.equal(values, before[1])
 
 
 def test_add_norm_of_slices() -> None:
-    residual, parts, gain = (
-        torch.randn(5, 4096, device="cuda"),
-        torch.randn(3, 5, 4096, device="cuda"),
-        torch.rand(4096, device="cuda"),
-    )
-    expected = residual + parts.sum(0)
-    out = poisoned(5, 4096, dtype=torch.bfloat16)
-    norm.add_norm(residual, gain, out, EPS, parts=parts)
-    close(residual, expected, 1e-6)
-    close(out, norm_reference(expected, gain, EPS), 4e-3)
+    for count in (1, 3, 4, 7):
+        for rows, width in ((5, 4096), (64, 8192), (70, 4096)):
+            residual, parts = torch.randn(rows, width, device="cuda"), torch.randn(count, rows, width, device="cuda")
+            gain = torch.rand(width, device="cuda")
+            expected = residual.clone()
+            for part in parts:  # in their order
+                expected += part
+            out = poisoned(rows, width, dtype=torch.bfloat16)
+            norm.add_norm(residual, gain, out, EPS, parts=parts)
+            assert torch.equal(residual, expected)
+            close(out, norm_reference(expected, gain, EPS), 4e-3)
 
 
 def test_head_of_one_row() -> None:

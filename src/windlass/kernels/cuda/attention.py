@@ -16,6 +16,8 @@ MAX_SPLITS = 64
 MAX_CHAINED = 16
 """Rows of one sequence, the newest included."""
 SHORT_TOKENS = 512
+ROTATED_ROWS = 4
+"""ROWS of rotary.cu."""
 FP8_PAGE_BYTES = 2 * BLOCK_TOKENS * (HEAD_DIM + 1)
 
 
@@ -103,7 +105,7 @@ def rotate_store(
     heads = qkv.shape[1] // HEAD_DIM - 2 * num_kv_heads
     run = driver.kernel(
         "rotary.cu",
-        "PPPPPPP",
+        "PPPPPPPI",
         packed=False,
         HEADS=heads,
         KV_HEADS=num_kv_heads,
@@ -111,7 +113,8 @@ def rotate_store(
         INTERLEAVED=int(interleaved),
         FP8=int(scales is not None),
     )
-    run((qkv.shape[0],), 256, qkv, table, positions, slots, keys, values, scales)
+    rows = qkv.shape[0]
+    run((-(-rows // ROTATED_ROWS),), 256, qkv, table, positions, slots, keys, values, scales, rows)
     return qkv
 
 

@@ -1,4 +1,5 @@
-// What lies between QKV and attention, in place. `run`: rotation of queries and keys and the cache write, for rows of any sequences (prefill).
+// What lies between QKV and attention, in place. `run`: rotation of queries and keys and the cache write, for rows of any sequences (prefill), a block for
+// ROWS of them: tokens lie side by side in the cache, so that keys of single ones are written in pieces of two bytes.
 // `head_norm`: an rms norm over each head of queries and keys, before the rotation. A block a row.
 // Compiled with: HEADS (all query heads), KV_HEADS, ROTARY, INTERLEAVED, FP8. Layouts as in attention.cu.
 
@@ -9,21 +10,23 @@ typedef u8 Cached;
 typedef u16 Cached;
 #endif
 
+constexpr u32 ROWS = 4;
 extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* table, const int* positions, const int* slots, Cached* keys, Cached* values,
-                                                     u8* scales) {
-    __shared__ float cosines[ROTARY];
+                                                     u8* scales, u32 rows) {
+    __shared__ float cosines[ROWS * ROTARY];
     launch_next();
     wait_previous();
-    const u32 thread = threadIdx.x;
-    u16* row = qkv + (u64)blockIdx.x * WIDTH;
-    if (thread < ROTARY) cosines[thread] = table[(u64)positions[blockIdx.x] * ROTARY + thread];
-    const u32 slot = (u32)slots[blockIdx.x];
+    const u32 thread = threadIdx.x, first_row = blockIdx.x * ROWS, count = min(ROWS, rows - first_row);
+    u16* here = qkv + (u64)first_row * WIDTH;
+    for (u32 i = thread; i < count * ROTARY; i += 256) cosines[i] = table[(u64)positions[first_row + i / ROTARY] * ROTARY + i % ROTARY];
     __syncthreads();
     constexpr u32 PAIRS = ROTARY / 2, AT_ONCE = 4;
     static_assert(PAIRS % AT_ONCE == 0);
-    for (u32 i = thread * AT_ONCE; i < (HEADS + KV_HEADS) * PAIRS; i += 256 * AT_ONCE) {
+    constexpr u32 OF_ROW = (HEADS + KV_HEADS) * PAIRS;
+    for (u32 i = thread * AT_ONCE; i < count * OF_ROW; i += 256 * AT_ONCE) {
         const u32 p = i % PAIRS;
-        u16* at = row + i / PAIRS * DIM;
+        const float* turn = cosines + i / OF_ROW * ROTARY + p;
+        u16* at = here + i / OF_ROW * WIDTH + i % OF_ROW / PAIRS * DIM;
         u32 a[AT_ONCE], b[AT_ONCE];  // bits of bf16
 #if INTERLEAVED
         uint4& both = *(uint4*)(at + p * 2);
@@ -39,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* tab
         float first[AT_ONCE], second[AT_ONCE];
 #pragma unroll
         for (u32 k = 0; k < AT_ONCE; k++) {
-            const float x = bf16_float(a[k]), y = bf16_float(b[k]), c = cosines[p + k], s = cosines[PAIRS + p + k];
+            const float x = bf16_float(a[k]), y = bf16_float(b[k]), c = turn[k], s = turn[PAIRS + k];
             first[k] = x * c - y * s, second[k] = y * c + x * s;
         }
 #if INTERLEAVED
@@ -51,26 +54,42 @@ extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* tab
     }
     if (!keys) return;
     __syncthreads();
-    const u64 block = (u64)(slot / PAGE) * KV_HEADS, page = block * DIM * PAGE;
+    const u32 slot = (u32)slots[first_row];
 #if FP8
-    const u32 warp = thread / 32, lane = thread & 31, token = slot % PAGE;
-    for (u32 h = warp; h < 2 * KV_HEADS; h += 8) {
-        const u32 head = h % KV_HEADS, side = h / KV_HEADS;
-        const u16* from = row + (HEADS + h) * DIM;
+    const u32 warp = thread / 32, lane = thread & 31;
+    for (u32 h = warp; h < count * 2 * KV_HEADS; h += 8) {
+        const u32 r = h / (2 * KV_HEADS), side = h / KV_HEADS % 2, head = h % KV_HEADS, to = (u32)slots[first_row + r], token = to % PAGE;
+        const u64 block = (u64)(to / PAGE) * KV_HEADS + head, page = block * DIM * PAGE;
+        const u16* from = here + r * WIDTH + (HEADS + side * KV_HEADS + head) * DIM;
         const u32 scale = scale_of(from, lane);
         u32 codes = 0;
 #pragma unroll
         for (u32 i = 0; i < 4; i++) codes |= (u32)to_code(from[lane * 4 + i], scale) << i * 8;
-        if (side) *(u32*)(values + page + ((u64)head * PAGE + token) * DIM + lane * 4) = codes;
+        if (side) *(u32*)(values + page + token * DIM + lane * 4) = codes;
         else
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) keys[page + ((u64)head * DIM + lane * 4 + i) * PAGE + token] = (u8)(codes >> i * 8);
-        if (lane == 0) scales[((block + head) * 2 + side) * PAGE + token] = (u8)scale;
+            for (u32 i = 0; i < 4; i++) keys[page + (lane * 4 + i) * PAGE + token] = (u8)(codes >> i * 8);
+        if (lane == 0) scales[(block * 2 + side) * PAGE + token] = (u8)scale;
     }
 #else
-    for (u32 i = thread; i < KV_HEADS * DIM; i += 256) {
-        keys[page + (u64)i * PAGE + slot % PAGE] = row[HEADS * DIM + i];
-        values[page + (u64)(i / DIM * PAGE + slot % PAGE) * DIM + i % DIM] = row[(HEADS + KV_HEADS) * DIM + i];
+    // Whether the rows are four tokens of a page that lie side by side.
+    bool is_run = count == ROWS && slot % ROWS == 0;
+#pragma unroll
+    for (u32 r = 1; r < ROWS; r++) is_run = is_run && (u32)slots[first_row + r] == slot + r;
+    if (is_run) {
+        const u64 page = (u64)(slot / PAGE) * KV_HEADS * DIM * PAGE;
+        for (u32 i = thread; i < KV_HEADS * DIM; i += 256) {
+            const u16* from = here + HEADS * DIM + i;
+            *(uint2*)(keys + page + i * PAGE + slot % PAGE) =
+                uint2{from[0] | (u32)from[WIDTH] << 16, from[2 * WIDTH] | (u32)from[3 * WIDTH] << 16};
+        }
+    }
+    for (u32 i = thread; i < count * KV_HEADS * DIM; i += 256) {
+        const u32 r = i / (KV_HEADS * DIM), d = i % (KV_HEADS * DIM), to = (u32)slots[first_row + r];
+        const u64 page = (u64)(to / PAGE) * KV_HEADS * DIM * PAGE;
+        const u16* from = here + r * WIDTH + HEADS * DIM + d;
+        if (!is_run) keys[page + d * PAGE + to % PAGE] = from[0];
+        values[page + (d / DIM * PAGE + to % PAGE) * DIM + d % DIM] = from[KV_HEADS * DIM];
     }
 #endif
 }
