@@ -16,8 +16,8 @@ MAX_SPLITS = 64
 MAX_CHAINED = 16
 """Rows of one sequence, the newest included."""
 SHORT_TOKENS = 512
-ROTATED_ROWS = 4
-"""ROWS of rotary.cu."""
+ROTATED_ROWS, ROTATED_PARTS = 4, 4
+"""ROWS and PARTS of rotary.cu."""
 FP8_PAGE_BYTES = 2 * BLOCK_TOKENS * (HEAD_DIM + 1)
 
 
@@ -85,9 +85,8 @@ def decode_attention(
         depth *= 2
     shared = shared_bytes(warps, depth, FP8_PAGE_BYTES) if fp8 else shared_bytes(warps, depth)
     run = driver.kernel(
-        "attention.cu", "PPPPPPPPPPPPPPIf", shared_bytes=shared, WARPS=warps, DEPTH=depth, TOGETHER=TOGETHER[shape], HEADS=heads, KV_HEADS=num_kv_heads,
-        ROTARY=2 * table.shape[2], INTERLEAVED=int(interleaved), FP8=int(fp8),
-        CHAINED=MAX_CHAINED if chained else 0,
+        "attention.cu", "PPPPPPPPPPPPPPIf", shared_bytes=shared, WARPS=warps, DEPTH=depth, TOGETHER=TOGETHER[shape], HEADS=heads,
+        KV_HEADS=num_kv_heads, ROTARY=2 * table.shape[2], INTERLEAVED=int(interleaved), FP8=int(fp8), CHAINED=MAX_CHAINED if chained else 0,
     )  # fmt: skip
     into = (None, *out) if isinstance(out, RoundedRows) else (out, None, None)
     run(
@@ -114,7 +113,7 @@ def rotate_store(
         FP8=int(scales is not None),
     )
     rows = qkv.shape[0]
-    run((-(-rows // ROTATED_ROWS),), 256, qkv, table, positions, slots, keys, values, scales, rows)
+    run((-(-rows // ROTATED_ROWS), ROTATED_PARTS), 256, qkv, table, positions, slots, keys, values, scales, rows)
     return qkv
 
 

@@ -1,5 +1,5 @@
-// What lies between QKV and attention, in place. `run`: rotation of queries and keys and the cache write, for rows of any sequences (prefill), a block for
-// ROWS of them: tokens lie side by side in the cache, so that keys of single ones are written in pieces of two bytes.
+// What lies between QKV and attention, in place. `run`: rotation of queries and keys and the cache write, for rows of any sequences (prefill). Of ROWS rows a
+// block has keys and values, and PARTS - 1 others a part of the queries each. Tokens lie side by side in the cache: keys of single ones are pieces of two bytes.
 // `head_norm`: an rms norm over each head of queries and keys, before the rotation. A block a row.
 // Compiled with: HEADS (all query heads), KV_HEADS, ROTARY, INTERLEAVED, FP8. Layouts as in attention.cu.
 
@@ -10,7 +10,7 @@ typedef u8 Cached;
 typedef u16 Cached;
 #endif
 
-constexpr u32 ROWS = 4;
+constexpr u32 ROWS = 4, PARTS = 4;
 extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* table, const int* positions, const int* slots, Cached* keys, Cached* values,
                                                      u8* scales, u32 rows) {
     __shared__ float cosines[ROWS * ROTARY];
@@ -22,11 +22,14 @@ extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* tab
     __syncthreads();
     constexpr u32 PAIRS = ROTARY / 2, AT_ONCE = 4;
     static_assert(PAIRS % AT_ONCE == 0);
-    constexpr u32 OF_ROW = (HEADS + KV_HEADS) * PAIRS;
-    for (u32 i = thread * AT_ONCE; i < count * OF_ROW; i += 256 * AT_ONCE) {
-        const u32 p = i % PAIRS;
-        const float* turn = cosines + i / OF_ROW * ROTARY + p;
-        u16* at = here + i / OF_ROW * WIDTH + i % OF_ROW / PAIRS * DIM;
+    constexpr u32 SHARE = (HEADS + PARTS - 2) / (PARTS - 1);  // of the query heads
+    const bool has_keys = blockIdx.y == 0;
+    const u32 first_head = has_keys ? HEADS : (blockIdx.y - 1) * SHARE, last_head = has_keys ? HEADS + KV_HEADS : min(first_head + SHARE, HEADS);
+    for (u32 i = thread * AT_ONCE; i < ROWS * (last_head - min(first_head, last_head)) * PAIRS; i += 256 * AT_ONCE) {
+        const u32 p = i % PAIRS, r = i / PAIRS % ROWS, head = first_head + i / (PAIRS * ROWS);
+        if (r >= count) continue;
+        const float* turn = cosines + r * ROTARY + p;
+        u16* at = here + r * WIDTH + head * DIM;
         u32 a[AT_ONCE], b[AT_ONCE];  // bits of bf16
 #if INTERLEAVED
         uint4& both = *(uint4*)(at + p * 2);
@@ -52,9 +55,8 @@ extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* tab
         seconds = uint2{pack_bf16(second[0], second[1]), pack_bf16(second[2], second[3])};
 #endif
     }
-    if (!keys) return;
+    if (!has_keys || !keys) return;
     __syncthreads();
-    const u32 slot = (u32)slots[first_row];
 #if FP8
     const u32 warp = thread / 32, lane = thread & 31;
     for (u32 h = warp; h < count * 2 * KV_HEADS; h += 8) {
@@ -72,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* tab
         if (lane == 0) scales[(block * 2 + side) * PAGE + token] = (u8)scale;
     }
 #else
+    const u32 slot = (u32)slots[first_row];
     // Whether the rows are four tokens of a page that lie side by side.
     bool is_run = count == ROWS && slot % ROWS == 0;
 #pragma unroll
@@ -83,13 +86,16 @@ extern "C" __global__ void __launch_bounds__(256) run(u16* qkv, const float* tab
             *(uint2*)(keys + page + i * PAGE + slot % PAGE) =
                 uint2{from[0] | (u32)from[WIDTH] << 16, from[2 * WIDTH] | (u32)from[3 * WIDTH] << 16};
         }
-    }
-    for (u32 i = thread; i < count * KV_HEADS * DIM; i += 256) {
-        const u32 r = i / (KV_HEADS * DIM), d = i % (KV_HEADS * DIM), to = (u32)slots[first_row + r];
+    } else
+        for (u32 i = thread; i < count * KV_HEADS * DIM; i += 256) {
+            const u32 r = i / (KV_HEADS * DIM), d = i % (KV_HEADS * DIM), to = (u32)slots[first_row + r];
+            keys[(u64)(to / PAGE) * KV_HEADS * DIM * PAGE + d * PAGE + to % PAGE] = here[r * WIDTH + HEADS * DIM + d];
+        }
+    constexpr u32 CHUNKS = KV_HEADS * DIM / 8;  // of 16 bytes
+    for (u32 i = thread; i < count * CHUNKS; i += 256) {
+        const u32 r = i / CHUNKS, d = i % CHUNKS * 8, to = (u32)slots[first_row + r];
         const u64 page = (u64)(to / PAGE) * KV_HEADS * DIM * PAGE;
-        const u16* from = here + r * WIDTH + HEADS * DIM + d;
-        if (!is_run) keys[page + d * PAGE + to % PAGE] = from[0];
-        values[page + (d / DIM * PAGE + to % PAGE) * DIM + d % DIM] = from[KV_HEADS * DIM];
+        *(uint4*)(values + page + (d / DIM * PAGE + to % PAGE) * DIM + d % DIM) = *(const uint4*)(here + r * WIDTH + (HEADS + KV_HEADS) * DIM + d);
     }
 #endif
 }
