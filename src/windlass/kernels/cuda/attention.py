@@ -67,8 +67,8 @@ def launch_shape(max_tokens: int, sequences: int, num_kv_heads: int) -> tuple[in
 
 def decode_attention(
     qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor, values: Tensor,
-    out: Tensor | RoundedRows, space: AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False, shape: tuple[int, int] | None = None,
-    scales: Tensor | None = None, chained: bool = False,
+    out: Tensor | RoundedRows, space: AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False,
+    shape: tuple[int, int] | None = None, scales: Tensor | None = None, chained: bool = False,
 ) -> None:  # fmt: skip
     """qkv bf16 [sequences, (heads + 2 kv heads) * 128], one new token each; out bf16 [sequences, heads * 128], or the same in 8 bits.
 

@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
         };
         // Rows follow one another: one thread asks for weights and rows, its warp for scales. Rows behind the last one are zero.
         if (warp > WGS * 4) return;
-        // Weights were there before the previous kernel: those of the first stages arrive while it ends. Whoever computes waits for rows, and so for it too.
+        // Weights were there before the previous kernel: those of the first stages arrive while it ends.
         segment_at(a, units, first_place(), segment);
         u32 early = min(STAGES, segment.last - segment.first);
         if (lane == 0) {
@@ -270,6 +270,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
     }
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+    wait_previous();
     const u32 g = lane / 4, t = lane & 3;
     // Of the first stage: this lane's codes, scales of its rows of weights, and those of its columns of x.
     const u32 tile_at = ring_at + WEIGHTS_AT + warp * DEEP * BLOCK_BYTES;
