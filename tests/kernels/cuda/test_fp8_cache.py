@@ -127,6 +127,8 @@ def test_fp8_decode_attention() -> None:
         ([1500, 31], 1, 16, False, (8, 2), 20),
         ([33000], 48, 12, False, (8, 2), 3),
         ([100, 16], 2, 4, False, (4, 2), 0),
+        ([190, 513, 64], 1, 12, False, (4, 1), 3),
+        ([1150, 7], 1, 12, True, (8, 1), 3),
     ):
         step = step_of([(length, 1) for length in lengths])
         cache = filled(int(step.blocks.max()) + 1, spread)

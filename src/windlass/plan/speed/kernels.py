@@ -29,6 +29,8 @@ SLICE_BLOCKS = 32
 """Blocks of a row that fit in a warp's registers: longer rows of a few-row matmul are split."""
 WHOLE_TOKENS, SPLIT_TOKENS, MAX_SPLITS = 512, 256, 64
 """Attention handles sequences up to WHOLE_TOKENS as one work unit; longer ones are split into units of at least SPLIT_TOKENS."""
+UNITS_TOGETHER = 3
+"""Of attention, on a multiprocessor: two to four by their size (kernels/cuda/attention.py)."""
 ITEM_ROWS = (64, 128, 160)
 """Rows of an expert per work item above 64 rows, if it has more than `STREAMED_MEAN` rows on average."""
 STREAMED_MEAN = 12
@@ -340,8 +342,7 @@ class KernelModel:
         groups, splits = sequences * shape.kv_heads, 1
         if context > WHOLE_TOKENS and groups < 2 * self.processors:
             splits = max(1, min(self.processors // groups, -(-context // SPLIT_TOKENS), MAX_SPLITS))
-        # Long units follow each other without a gap.
-        waves = max(groups / self.processors, 1.0) if context <= WHOLE_TOKENS else 1.0
+        waves = max(groups / (self.processors * UNITS_TOGETHER), 1.0)
         reached = self.bandwidth * min(groups * splits / self.processors, 1.0)
         read = groups * context * shape.kv_bytes
         return waves * self.times.attention + (self.times.split if splits > 1 else 0.0) + read / reached
