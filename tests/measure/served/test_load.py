@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from windlass.errors import BadInput
-from windlass.measure.served.load import TABLE, LoadOptions, make_loads, parse_at_once, parse_rates
+from windlass.measure.served.load import TABLE, LoadOptions, fitted, make_loads, parse_at_once, parse_rates
 
 pytestmark = pytest.mark.pure
 
@@ -82,3 +84,18 @@ def test_lists() -> None:
     for text in ("", "a", "0", "-1", "1,,2", "nan", "inf"):
         with pytest.raises(BadInput, match="--rate"):
             parse_rates(text)
+
+
+@given(st.integers(0, 3000), st.lists(st.sampled_from(sorted(TABLE)), min_size=1, unique=True))
+def test_loads_are_shortened_alike_until_they_fit(context: int, at_once: list[int]) -> None:
+    loads = make_loads(LoadOptions(at_once=tuple(at_once)))
+    found = fitted(loads, context)
+    longest = max(load.prompt_tokens + load.new_tokens for load in loads)
+    if not context or longest <= context:
+        assert found == loads
+        return
+    for before, after in zip(loads, found, strict=True):
+        assert (after.at_once, after.requests) == (before.at_once, before.requests)
+        assert after.prompt_tokens >= 1 and after.new_tokens >= 2
+        assert after.prompt_tokens + after.new_tokens <= max(context, 3)
+        assert abs(after.prompt_tokens - before.prompt_tokens * context / longest) <= 1

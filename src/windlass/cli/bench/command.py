@@ -41,8 +41,12 @@ def bench(
         "and several of them.",
     ),
     batch: str = typer.Option("1", metavar="1,8,32", help="Batch sizes to measure."),
-    prompt_tokens: int | None = typer.Option(None, metavar="N", help="Prompt length; 128 by default."),
-    new_tokens: int | None = typer.Option(None, metavar="N", help="Generated tokens per sequence; 128 by default."),
+    prompt_tokens: int | None = typer.Option(
+        None, metavar="N", help="Prompt length; 128 by default, with --served that of the load."
+    ),
+    new_tokens: int | None = typer.Option(
+        None, metavar="N", help="Generated tokens per sequence; 128 by default, with --served those of the load."
+    ),
     random_weights: bool = typer.Option(
         False, "--random-weights", help="Random weights of the model's shape, stored as --quant says; needs no checkpoint."
     ),

@@ -85,7 +85,7 @@ def decode_attention(
         depth *= 2
     shared = shared_bytes(warps, depth, FP8_PAGE_BYTES) if fp8 else shared_bytes(warps, depth)
     run = driver.kernel(
-        "attention.cu", "PPPPPPPPPPPPPPIf", shared_bytes=shared, WARPS=warps, DEPTH=depth, TOGETHER=TOGETHER[shape], HEADS=heads,
+        "attention.cu", "PPPPPPPPPPPPPPIf", shared_bytes=shared, WARPS=warps, DEPTH=depth, TOGETHER=TOGETHER.get(shape, 1), HEADS=heads,
         KV_HEADS=num_kv_heads, ROTARY=2 * table.shape[2], INTERLEAVED=int(interleaved), FP8=int(fp8), CHAINED=MAX_CHAINED if chained else 0,
     )  # fmt: skip
     into = (None, *out) if isinstance(out, RoundedRows) else (out, None, None)

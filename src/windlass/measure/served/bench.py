@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from windlass import __version__
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 from windlass.machine.system import this_system
 from windlass.measure.served.client.target import Target, TargetInfo
-from windlass.measure.served.load import Load
+from windlass.measure.served.load import Load, fitted
 from windlass.measure.served.own_server import OwnServer
 from windlass.measure.served.record import LoadRun
 from windlass.measure.served.report import ServedReport, TargetReport
@@ -55,6 +57,8 @@ class ServedSetup(Frozen):
     """For the URLs."""
     model: str | None = None
     """Its name at the URLs; None: the first that is listed."""
+    may_shorten: bool = False
+    """Whether prompts and answers may be shorter than the loads say, where a model's context is too short for them."""
 
     @property
     def is_exclusive(self) -> bool:
@@ -86,6 +90,10 @@ class ServedProgress(Protocol):
 
     def ready(self, name: str, info: TargetInfo, seconds: float | None) -> None:
         """`seconds`: until our own server was ready; None: it ran already."""
+        ...
+
+    def shortened(self, loads: Sequence[Load], context_tokens: int) -> None:
+        """The loads that are run instead, because the context is no longer than that."""
         ...
 
     def begin(self, name: str, load: Load) -> None: ...
@@ -124,7 +132,6 @@ class _Host:
         target = Target(url, setup.api_key, setup.model) if self.spec.url else Target(url)
         try:
             self.info = await target.open()
-            await target.check(setup.loads)
         except BaseException:
             await target.close()
             raise
@@ -156,9 +163,12 @@ async def bench_served(setup: ServedSetup, progress: ServedProgress) -> ServedRe
     _allow_many_connections()
     hosts = [_Host(spec, setup, progress) for spec in setup.targets]
     try:
-        if not setup.is_exclusive:
-            for host in hosts:  # what is wrong with any of them is found before an hour is measured
-                await host.target()
+        opened = hosts[:1] if setup.is_exclusive else hosts
+        for host in opened:  # what is wrong with any of them is found before an hour is measured
+            await host.target()
+        setup = _shortened(setup, opened, progress)
+        for host in opened:
+            await (await host.target()).check(setup.loads)
         for turn in turns(len(hosts), len(setup.loads), setup.rounds, setup.is_exclusive):
             host = hosts[turn.target]
             if setup.is_exclusive:
@@ -178,8 +188,18 @@ async def bench_served(setup: ServedSetup, progress: ServedProgress) -> ServedRe
     )
 
 
+def _shortened(setup: ServedSetup, opened: Sequence[_Host], progress: ServedProgress) -> ServedSetup:
+    known = [host.info.context_tokens for host in opened if host.info is not None and host.info.context_tokens]
+    loads = fitted(setup.loads, min(known, default=0)) if setup.may_shorten else setup.loads
+    if loads == setup.loads:
+        return setup
+    progress.shortened(loads, min(known))
+    return msgspec.structs.replace(setup, loads=loads)
+
+
 async def _take(turn: Turn, host: _Host, setup: ServedSetup, progress: ServedProgress) -> None:
     target, load = await host.target(), setup.loads[turn.load]
+    await target.check([load])  # of a server that was not open before
     progress.begin(host.spec.name, load)
     run = await target.run(load, f"{setup.seed}/{turn.round}/{turn.load}", progress.done)
     host.runs.setdefault(turn.load, []).append(run)

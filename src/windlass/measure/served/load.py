@@ -84,6 +84,21 @@ def make_loads(options: LoadOptions) -> tuple[Load, ...]:
     return tuple(loads + [_poisson(rate, _given(POISSON, options), options) for rate in options.rates])
 
 
+def fitted(loads: Sequence[Load], context_tokens: int) -> tuple[Load, ...]:
+    """Prompts and answers of all loads shortened alike until the longest fits; 0: the context is not known."""
+    longest = max(load.prompt_tokens + load.new_tokens for load in loads)
+    if not context_tokens or longest <= context_tokens:
+        return tuple(loads)
+
+    def part(tokens: int, least: int) -> int:
+        return max(tokens * context_tokens // longest, least)
+
+    return tuple(
+        msgspec.structs.replace(load, prompt_tokens=part(load.prompt_tokens, 1), new_tokens=part(load.new_tokens, 2))
+        for load in loads
+    )
+
+
 def table_shape(at_once: int) -> Shape:
     """Of the table's row with the most users that are not more than these."""
     return TABLE[max(users for users in TABLE if users <= at_once)]

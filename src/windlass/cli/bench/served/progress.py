@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,10 @@ class ProgressLines:
     def ready(self, name: str, info: TargetInfo, seconds: float | None) -> None:
         after = "" if seconds is None else f", ready after {format_seconds(seconds)}"
         self._line(f"{name}: {info.model}{after}; {info.dialect.described}")
+
+    def shortened(self, loads: Sequence[Load], context_tokens: int) -> None:
+        lengths = ", ".join(dict.fromkeys(load.shape for load in loads))
+        self._line(f"The context is {context_tokens:,} tokens: prompts and answers of {lengths} instead of the usual ones")
 
     def begin(self, name: str, load: Load) -> None:
         self._load, self._began = load, time.monotonic()

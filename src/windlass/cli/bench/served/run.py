@@ -92,6 +92,7 @@ def make_setup(options: ServedOptions) -> ServedSetup:
         seed=str(options.seed),
         api_key=_api_key(options.api_key),
         model=options.name,
+        may_shorten=options.prompt_tokens is None and options.new_tokens is None,
     )
 
 
