@@ -277,14 +277,23 @@ def test_what_was_measured_is_remembered(tmp_path: Path) -> None:
     path = bandwidth.cache_path({"XDG_CACHE_HOME": str(tmp_path)}, Path("/home/me"))
     assert path == tmp_path / "windlass" / "machine.json"
     assert bandwidth.read_cache(path, "a") is None
-    bandwidth.write_cache(path, bandwidth.CachedBandwidth(key="a", read_bandwidth=3e10))
-    assert bandwidth.read_cache(path, "a") == 3e10
+    kept = bandwidth.CachedBandwidth(key="a", read_bandwidth=3e10, measured_at=1.0)
+    bandwidth.write_cache(path, kept)
+    assert bandwidth.read_cache(path, "a") == kept
     assert bandwidth.read_cache(path, "another boot") is None
     assert [each.name for each in path.parent.iterdir()] == ["machine.json"]
     path.write_text("{")
     assert bandwidth.read_cache(path, "a") is None
     path.write_text('{"key": "a", "read_bandwidth": 1}')
     assert bandwidth.read_cache(path, "a") is None
+
+
+def test_a_reading_of_a_busy_machine_is_bettered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    readings, clock = iter([2e10, 9e10, 4e10]), iter([1e9, 1e9 + 599, 1e9 + 601, 1e9 + 1202, 1e9 + 1203])
+    monkeypatch.setattr(bandwidth, "measure", lambda _: next(readings))
+    monkeypatch.setattr(bandwidth.time, "time", lambda: next(clock))
+    assert [bandwidth.read_bandwidth(2, "a") for _ in range(5)] == [2e10, 2e10, 9e10, 9e10, 9e10]
 
 
 def test_not_being_able_to_write_is_no_matter(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Memory read bandwidth of this machine, measured in about 0.1 s and cached until the next boot.
+"""Memory read bandwidth of this machine, measured in about 0.1 s. The best reading since boot is kept: other work makes memory seem slower,
+never faster.
 
 `memchr` for an absent byte is a pure read, vectorized in every C library, and ctypes releases the GIL, so plain threads suffice.
 """
@@ -29,6 +30,8 @@ MAX_THREADS = 64
 """Enough to saturate two sockets."""
 
 SECONDS = 0.03
+AGAIN_SECONDS = 600.0
+"""After so long it is measured again."""
 PLAUSIBLE = (1e9, 5e12)
 """Bytes per second; results outside are measurement errors."""
 
@@ -40,18 +43,20 @@ Scan = Callable[[int, int, int], object]
 class CachedBandwidth(Frozen):
     key: str
     read_bandwidth: float
+    measured_at: float = 0.0
+    """Seconds since 1970, of the last reading."""
 
 
 def read_bandwidth(num_cores: int, key: str) -> float | None:
     """Bytes per second, cached under `key`; None if it cannot be measured."""
     path = cache_path(dict(os.environ), Path.home())
-    found = read_cache(path, key)
-    if found is not None:
-        return found
-    measured = measure(num_cores)
-    if measured is not None:
-        write_cache(path, CachedBandwidth(key=key, read_bandwidth=measured))
-    return measured
+    found, now = read_cache(path, key), time.time()
+    if found is not None and 0 <= now - found.measured_at < AGAIN_SECONDS:
+        return found.read_bandwidth
+    best = max((each for each in (measure(num_cores), found and found.read_bandwidth) if each), default=None)
+    if best is not None:
+        write_cache(path, CachedBandwidth(key=key, read_bandwidth=best, measured_at=now))
+    return best
 
 
 def cache_path(environment: dict[str, str], home: Path) -> Path:
@@ -59,12 +64,12 @@ def cache_path(environment: dict[str, str], home: Path) -> Path:
     return (Path(base) if base else home / ".cache") / "windlass" / "machine.json"
 
 
-def read_cache(path: Path, key: str) -> float | None:
+def read_cache(path: Path, key: str) -> CachedBandwidth | None:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=CachedBandwidth)
     except (OSError, msgspec.DecodeError):  # absent, unreadable, or written by another version
         return None
-    return found.read_bandwidth if found.key == key and PLAUSIBLE[0] <= found.read_bandwidth <= PLAUSIBLE[1] else None
+    return found if found.key == key and PLAUSIBLE[0] <= found.read_bandwidth <= PLAUSIBLE[1] else None
 
 
 def write_cache(path: Path, value: CachedBandwidth) -> None:

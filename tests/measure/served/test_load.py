@@ -90,7 +90,7 @@ def test_lists() -> None:
 def test_loads_are_shortened_alike_until_they_fit(context: int, at_once: list[int]) -> None:
     loads = make_loads(LoadOptions(at_once=tuple(at_once)))
     found = fitted(loads, context)
-    longest = max(load.prompt_tokens + load.new_tokens for load in loads)
+    longest = max(shape.prompt_tokens + shape.new_tokens for shape in TABLE.values())
     if not context or longest <= context:
         assert found == loads
         return

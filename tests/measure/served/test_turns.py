@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import BadInput
-from windlass.measure.served.bench import ServedSetup, TargetSpec, parse_target, turns
+from windlass.measure.served.bench import USUAL_WAITING, ServedSetup, TargetSpec, parse_target, served_words, turns
 from windlass.measure.served.load import Load
 from windlass.measure.served.record import LoadRun, RequestRecord
 from windlass.measure.served.report import METRICS, ServedReport, TargetReport, compare, encode_report, read_report
 from windlass.measure.served.summary import Limits, LoadResult, summarize
+from windlass.serve.settings import ServerSettings
 
 pytestmark = pytest.mark.pure
 
@@ -24,15 +25,34 @@ pytestmark = pytest.mark.pure
     ("text", "expected"),
     [
         ("http://a:1/v1", TargetSpec(name="http://a:1/v1", url="http://a:1/v1")),
-        ("tiny-glm", TargetSpec(name="tiny-glm", serve=("tiny-glm", "--tp", "2"))),
+        ("tiny-glm", TargetSpec(name="tiny-glm", serve=("tiny-glm", "--tp", "2"), options=("--tp", "2"))),
         (
             "tiny-glm --max-running 4",
-            TargetSpec(name="tiny-glm --max-running 4", serve=("tiny-glm", "--tp", "2", "--max-running", "4")),
+            TargetSpec(
+                name="tiny-glm --max-running 4", serve=("tiny-glm", "--tp", "2", "--max-running", "4"), options=("--tp", "2")
+            ),
         ),
     ],
 )
 def test_targets(text: str, expected: TargetSpec) -> None:
     assert parse_target(text, ("--tp", "2")) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "users", "expected"),
+    [
+        (("tiny-glm",), 64, ("tiny-glm", "--no-history")),
+        (("tiny-glm",), 256, ("tiny-glm", "--max-waiting", "256", "--no-history")),
+        (("tiny-glm", "--max-waiting", "3", "--history"), 256, ("tiny-glm", "--max-waiting", "3", "--history")),
+    ],
+)
+def test_our_own_server_has_room_for_all_users(words: tuple[str, ...], users: int, expected: tuple[str, ...]) -> None:
+    loads = [Load(prompt_tokens=8, new_tokens=8, at_once=count) for count in (1, users)]
+    assert served_words(TargetSpec(name="tiny-glm", serve=words), loads) == expected
+
+
+def test_the_usual_queue_is_the_servers() -> None:
+    assert ServerSettings().max_waiting == USUAL_WAITING
 
 
 def test_a_path_with_spaces_is_one_word(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_every_metric_of_ours_is_on_a_dashboard_or_in_a_rule() -> None:
     assert unused <= {
         "windlass_key_requests_total",
         "windlass_kv_cache_blocks",
+        "windlass_kv_cache_cached_blocks",
         "windlass_rank_steps_total",
         "windlass_rank_step_seconds_total",
         "windlass_exporter_seconds_total",

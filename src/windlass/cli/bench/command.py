@@ -58,7 +58,9 @@ def bench(
     save: Path | None = typer.Option(None, metavar="new.json", help="Save the report as JSON."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
     keep: bool = typer.Option(
-        True, "--keep/--no-keep", help="Keep the figures in a local file: later plans on this machine use them."
+        True,
+        "--keep/--no-keep",
+        help="Keep the figures in a local file: later plans on this machine use them. Not of GGUF files.",
     ),
     served: bool = typer.Option(
         False,

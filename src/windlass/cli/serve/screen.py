@@ -7,6 +7,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.units import format_bytes, format_context, format_seconds
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def panel_lines(service: Service, url: str) -> list[str]:
         f"[bold]{url}/v1[/]  OpenAI-compatible API",
         f"{escape(service.model)}: {escape(', '.join(described))}",
         f"{room}{loaded}",
+        _cache_line(info.kv, service.stats.num_blocks),
         escape(f"on demand: {', '.join(one.model for one in service.group[1:])}") if service.models else "",
         escape(f"adapters: {', '.join(name for one in service.group for name in one.own_names[1:])}") if has_adapters else "",
         f"by default {describe_sampling(settings.sampling)}",
@@ -53,6 +55,13 @@ def panel_lines(service: Service, url: str) -> list[str]:
         "Ctrl-C finishes running requests and exits; twice: exits at once",
     ]
     return [line for line in lines if line]
+
+
+def _cache_line(kv: str, num_blocks: int) -> str:
+    if not num_blocks:  # another engine's
+        return ""
+    kind = f" in {kv}" if kv else ""
+    return f"{num_blocks * BLOCK_TOKENS:,} tokens of KV cache{kind}; prompts stay in it, the least recently used go first"
 
 
 def _key_line(num_keys: int, local: bool) -> str:

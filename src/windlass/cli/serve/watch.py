@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,9 @@ def add_watch(service: Service, options: WatchOptions) -> None:
         Source(job="windlass-serve", instance=options.instance, read=lambda: service.last_metrics),
         Source(job="windlass-node", instance="this machine", read=machine),
     ]
-    file = cache_dir() / "history" / f"serve-{options.instance.rpartition(':')[2]}"
+    # Of a port and a model: what is served there next is not blamed for what came before.
+    model = re.sub(r"[^\w.-]+", "-", service.model)
+    file = cache_dir() / "history" / f"serve-{options.instance.rpartition(':')[2]}-{model}"
     service.watch = Watch(sources, file=file, write=write_atomically, notifiers=_notifiers(options))
 
 

@@ -65,6 +65,7 @@ RUNNING = gauge("windlass_num_requests_running", "Sequences running in the engin
 WAITING = gauge("windlass_num_requests_waiting", "Sequences waiting in the engine's queue.", alias="vllm:num_requests_waiting")
 KV_USAGE = gauge("windlass_kv_cache_usage_ratio", "Fraction of KV cache blocks in use.", alias="vllm:kv_cache_usage_perc")
 KV_BLOCKS = gauge("windlass_kv_cache_blocks", "Total KV cache blocks.")
+KV_CACHED = gauge("windlass_kv_cache_cached_blocks", "KV cache blocks that no sequence holds and that have a cached prefix.")
 PREEMPTIONS = counter(
     "windlass_num_preemptions_total",
     "Sequences preempted for lack of KV cache blocks.",
@@ -160,6 +161,7 @@ ENGINE = (
     WAITING,
     KV_USAGE,
     KV_BLOCKS,
+    KV_CACHED,
     PREEMPTIONS,
     PREFIX_QUERIES,
     PREFIX_HITS,

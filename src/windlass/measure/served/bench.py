@@ -24,6 +24,9 @@ from windlass.measure.served.record import LoadRun
 from windlass.measure.served.report import ServedReport, TargetReport
 from windlass.measure.served.summary import Limits, LoadResult, summarize
 
+USUAL_WAITING = 64
+"""Of `windlass serve`."""
+
 
 class TargetSpec(Frozen):
     """A URL, or a model for a server of our own."""
@@ -32,6 +35,8 @@ class TargetSpec(Frozen):
     url: str = ""
     serve: tuple[str, ...] = ()
     """Words behind `windlass serve`."""
+    options: tuple[str, ...] = ()
+    """Those of them that hold for all models; the name does not say them."""
 
 
 def parse_target(text: str, options: Sequence[str] = ()) -> TargetSpec:
@@ -44,7 +49,14 @@ def parse_target(text: str, options: Sequence[str] = ()) -> TargetSpec:
         raise BadInput(f"{text!r} cannot be split into words: {error}") from None
     if not words or words[0].startswith("-"):
         raise BadInput(f"{text!r} is neither a URL nor a model, with or without options of `windlass serve`")
-    return TargetSpec(name=text, serve=(words[0], *options, *words[1:]))
+    return TargetSpec(name=text, serve=(words[0], *options, *words[1:]), options=tuple(options))
+
+
+def served_words(spec: TargetSpec, loads: Sequence[Load]) -> tuple[str, ...]:
+    """Nothing that changes how fast it is: a queue with room for all users, who wait instead of being refused, and no history of its own."""
+    users = max(load.at_once for load in loads)
+    queue = ("--max-waiting", str(users)) if users > USUAL_WAITING and "--max-waiting" not in spec.serve else ()
+    return (*spec.serve, *queue, *(() if "--history" in spec.serve else ("--no-history",)))
 
 
 class ServedSetup(Frozen):
@@ -125,7 +137,7 @@ class _Host:
         url, setup = self.spec.url, self._setup
         self._progress.starting(self.spec.name)
         if not url:
-            self._server = OwnServer(self.spec.serve)
+            self._server = OwnServer(served_words(self.spec, setup.loads))
             await self._server.start()
             url = self._server.url
             self.ready_seconds.append(self._server.ready_seconds)
@@ -150,6 +162,7 @@ class _Host:
         assert self.info is not None
         return TargetReport(
             name=self.spec.name,
+            options=self.spec.options,
             model=self.info.model,
             owner=self.info.owner,
             context_tokens=self.info.context_tokens,

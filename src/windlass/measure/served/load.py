@@ -85,8 +85,9 @@ def make_loads(options: LoadOptions) -> tuple[Load, ...]:
 
 
 def fitted(loads: Sequence[Load], context_tokens: int) -> tuple[Load, ...]:
-    """Prompts and answers of all loads shortened alike until the longest fits; 0: the context is not known."""
-    longest = max(load.prompt_tokens + load.new_tokens for load in loads)
+    """Prompts and answers shortened until the longest of the table would fit, so that a load is the same whichever others there are.
+    0: the context is not known."""
+    longest = FULL.prompt_tokens + FULL.new_tokens
     if not context_tokens or longest <= context_tokens:
         return tuple(loads)
 

@@ -19,6 +19,8 @@ class TargetReport(Frozen):
     name: str
     """As on the command line."""
     model: str
+    options: tuple[str, ...] = ()
+    """How our own server ran the model, as far as the name does not say it."""
     owner: str = ""
     context_tokens: int = 0
     asked: str = ""
@@ -26,6 +28,10 @@ class TargetReport(Frozen):
     ready_seconds: tuple[float, ...] = ()
     """Of every start of our own server."""
     results: tuple[LoadResult, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return " ".join((self.name, *self.options))
 
 
 class ServedReport(Frozen):
@@ -103,13 +109,13 @@ def _keys(targets: Sequence[TargetReport]) -> list[Key]:
 
 def _rows(targets: Sequence[TargetReport], key: Key) -> Iterator[Compared]:
     first: tuple[float | None, ...] | None = None
-    names = [target.name for target in targets]
+    names = [target.title for target in targets]
     for place, target in enumerate(targets, 1):
         for result in (result for result in target.results if _key(result.load) == key):
             values = tuple(metric.value(result) for metric in METRICS)
             ratios = tuple(None for _ in METRICS) if first is None else tuple(map(_ratio, METRICS, values, first))
             first = first or values
-            name = target.name if names.count(target.name) == 1 else f"{target.name} ({place})"
+            name = target.title if names.count(target.title) == 1 else f"{target.title} ({place})"
             yield Compared(load=result.load, target=name, values=values, ratios=ratios)
 
 

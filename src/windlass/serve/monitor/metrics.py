@@ -158,6 +158,7 @@ def add_engine_metrics(metrics: Metrics, stats: Callable[[], Stats], restarts: C
     metrics.read(serving.WAITING, lambda: stats().waiting)
     metrics.read(serving.KV_USAGE, lambda: kv_cache_usage(stats()))
     metrics.read(serving.KV_BLOCKS, lambda: stats().num_blocks)
+    metrics.read(serving.KV_CACHED, lambda: stats().blocks_cached)
     metrics.read(serving.PREEMPTIONS, lambda: stats().preemptions)
     metrics.read(serving.PREFIX_QUERIES, lambda: stats().prefix_query_tokens)
     metrics.read(serving.PREFIX_HITS, lambda: stats().prefix_hit_tokens)

@@ -107,7 +107,7 @@ def test_loads_that_nobody_asked_for_are_shortened_to_the_context(capsys: pytest
     with serving() as server:
         assert cli(["bench", "--served", server.url, "--at-once", "1", "--requests", "2", "--json"]) == 0
         loads = [result["load"] for target in json.loads(capsys.readouterr().out)["targets"] for result in target["results"]]
-        assert [(load["prompt_tokens"], load["new_tokens"]) for load in loads] == [(455, 56)]  # of 512
+        assert [(load["prompt_tokens"], load["new_tokens"]) for load in loads] == [(409, 51)]  # 512 of 1,280
         assert cli(["bench", "--served", server.url, "--at-once", "1", "--requests", "2", "--prompt-tokens", "600"]) == 2
         assert "600 + 128 tokens do not fit into the 512 tokens" in capsys.readouterr().err
 

@@ -36,6 +36,8 @@ def show(report: ServedReport, old: ServedReport | None, written: Path | None) -
     rows = compare([*earlier, *report.targets])
     if rows:
         out.print(_compared(rows))
+    elif old is not None:
+        out.print("nothing to compare: the earlier report has no load of as many users and as many tokens")
     if written is not None:
         out.print(f"wrote {written}")
 
@@ -44,7 +46,7 @@ def _title(target: TargetReport) -> str:
     context = f", {format_context(target.context_tokens)} context" if target.context_tokens else ""
     ready = f"; ready after {', '.join(map(format_seconds, target.ready_seconds))}" if target.ready_seconds else ""
     model = f" ({escape(target.model)}{context})" if target.model != target.name else context
-    return f"[bold]{escape(target.name)}[/]{model}{ready}; {target.asked}"
+    return f"[bold]{escape(target.title)}[/]{model}{ready}; {target.asked}"
 
 
 def _table(title: str = "") -> Table:
@@ -135,6 +137,9 @@ def notes(target: TargetReport) -> Iterator[str]:
         yield "the client itself was busy: the server may be faster than this"
     if any(result.cached_tokens for result in target.results):
         yield "some prompt tokens were found in the server's prefix cache, although no prompts share a prefix"
+    for result in target.results:
+        for reason, count in result.errors.items():
+            yield f"{result.load.title}: {count} of {result.requests} requests failed ({reason}); the figures are those of the others"
     short = sum(result.short_answers for result in target.results)
     if short:
         yield f"{short} answers ended before their length"
