@@ -44,6 +44,9 @@ def test_two_adapters_of_one_name() -> None:
         (ServeOptions(models=("a", "b"), engine="vllm"), "--engine windlass"),
         (ServeOptions(models=("a",), engine="vllm", lora=("x=y",)), "--engine windlass"),
         (ServeOptions(models=("a", "b"), keep=0), "--keep"),
+        (ServeOptions(models=("a",), keep=1), "--keep is for several models"),
+        (ServeOptions(models=("a",), memory="1GB"), "--memory is for several models"),
+        (ServeOptions(models=("a",), unload_after=5.0), "--unload-after is for several models"),
     ],
 )
 def test_what_contradicts_itself_is_refused(options: ServeOptions, why: str) -> None:

@@ -50,7 +50,7 @@ def bench(
     random_weights: bool = typer.Option(
         False, "--random-weights", help="Random weights of the model's shape, stored as --quant says; needs no checkpoint."
     ),
-    group: int = typer.Option(128, metavar="128|64|32", help="With --random-weights: group size."),
+    group: int | None = typer.Option(None, metavar="128|64|32", help="With --random-weights: group size; 128 by default."),
     launch: Launch = typer.Option(),
     profile: Path | None = typer.Option(None, metavar="trace.json", help="Write a Chrome trace of steps and kernels."),
     memory: Path | None = typer.Option(None, metavar="mem.png", help="Plot memory over time."),
@@ -117,6 +117,7 @@ def bench(
             {
                 "--batch": batch != "1",
                 "--random-weights": random_weights,
+                "--group": group,
                 "--profile": profile,
                 "--memory": memory,
             },
@@ -161,6 +162,7 @@ def bench(
             "a URL": model[0].startswith(("http://", "https://")),
         },
     )
+    _refuse("needs --random-weights", {"--group": None if random_weights else group})
     from windlass.cli.bench.run import BenchOptions, run
 
     options = BenchOptions(
@@ -169,7 +171,7 @@ def bench(
         new_tokens=DEFAULT_TOKENS if new_tokens is None else new_tokens,
         random_weights=random_weights,
         quant=launch.quant,
-        group=group,
+        group=128 if group is None else group,
         launch=launch,
         profile=profile,
         memory=memory,

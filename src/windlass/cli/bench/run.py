@@ -66,6 +66,11 @@ def run(model: str, options: BenchOptions) -> int:
     from windlass.measure.report import compare
 
     show(report, written, compare(report, old) if old is not None else ())
+    if options.launch.speculate not in (None, "off"):
+        from windlass.cli.bench.table import SPECULATION_NOTE
+        from windlass.cli.console import console
+
+        console().print(SPECULATION_NOTE)
     return 0
 
 

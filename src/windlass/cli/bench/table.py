@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from windlass.core.tiers.stats import TierStats
     from windlass.measure.report import BatchResult, BenchReport, ReportChange, SplitResult, TierResult
 
+SPECULATION_NOTE = (
+    "prompts are random tokens, and answers to them repeat themselves or mean nothing: what speculation gains on them says little"
+)
+
 
 def show(report: BenchReport, written: list[Path], changes: tuple[ReportChange, ...] = ()) -> None:
     out = console()

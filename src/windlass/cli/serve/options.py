@@ -66,6 +66,10 @@ def check_options(options: ServeOptions) -> None:
         raise BadInput("several models and --lora are for --engine windlass")
     if len(options.models) > 1 and (options.plan is not None or options.name or not options.launch.is_single):
         raise BadInput("--plan, --name, --workers and a split are for one model; name several as NAME=MODEL")
+    if len(options.models) == 1 and options.route is None:
+        of_several = {"--keep": options.keep, "--memory": options.memory, "--unload-after": options.unload_after}
+        for flag in (flag for flag, value in of_several.items() if value):
+            raise BadInput(f"{flag} is for several models, of which not all are loaded; leave it out, or name more models")
     if options.keep is not None and options.keep < 1:
         raise BadInput(f"--keep is {options.keep}; it must be at least 1")
     if (options.lora or options.lora_dir) and not options.launch.is_single:

@@ -88,7 +88,7 @@ class QueuedNotifier:
 
 def webhook(url: str) -> QueuedNotifier:
     if not url.startswith(("http://", "https://")):
-        raise BadInput(f"--webhook {url}: give a URL that begins with http:// or https://")
+        raise BadInput(f"alerts cannot be posted to {url!r}; give a URL that begins with http:// or https://")
 
     def deliver(changes: Sequence[Change]) -> None:
         for kind in ("firing", "resolved"):

@@ -78,6 +78,8 @@ def serving(**behaviour: Any) -> Generator[FakeServer]:
         (["--", "-x"], "neither a URL nor a model"),
         (["./none"], "does not exist"),
         (["GLM-4.5-Bair"], "GLM-4.5-Air"),
+        (["localhost:8001"], "http://localhost:8001"),
+        ([URL, "--group", "32"], "--group is for a benchmark without --served"),
         (["tiny-glm", "--name", "x"], "--name"),
     ],
 )
@@ -95,6 +97,7 @@ def test_mistakes_are_one_line(words: list[str], expected: str, capsys: pytest.C
         (["tiny-glm", "--at-once", "1"], "--at-once needs --served"),
         (["tiny-glm", "tiny-glm"], "more than one MODEL needs --served"),
         ([URL], "a URL needs --served"),
+        (["tiny-glm", "--group", "32"], "--group needs --random-weights"),
     ],
 )
 def test_what_needs_served(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:

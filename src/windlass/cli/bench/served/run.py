@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,7 +133,12 @@ def _find(model: str) -> None:
     """A mistaken name is found here, not by a server that is started for it."""
     from windlass.open.resolve import find_model
 
-    find_model(model)
+    try:
+        find_model(model)
+    except BadInput:
+        if re.fullmatch(r"[\w.-]+:\d+(/.*)?", model):
+            raise BadInput(f"{model!r} is no model; of a server give the URL: http://{model}") from None
+        raise
 
 
 def launch_words(launch: Launch) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
+from windlass.cli.bench.table import SPECULATION_NOTE
 from windlass.cli.console import console
 from windlass.units import format_context, format_rate, format_seconds
 
@@ -140,6 +141,8 @@ def notes(target: TargetReport) -> Iterator[str]:
     for result in target.results:
         for reason, count in result.errors.items():
             yield f"{result.load.title}: {count} of {result.requests} requests failed ({reason}); the figures are those of the others"
+    if "--speculate" in target.title and "--speculate off" not in target.title:
+        yield SPECULATION_NOTE
     short = sum(result.short_answers for result in target.results)
     if short:
         yield f"{short} answers ended before their length"
