@@ -337,3 +337,18 @@ def test_gpus_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("windlass.machine.probe.this_machines_gpus", lambda: [found])
     assert [one.kind for one in probe(measure=False).nodes[0].devices] == ["cuda"]
     assert [one.kind for one in probe(measure=False, gpus=False).nodes[0].devices] == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "isa"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512bw avx512_vnni amx_int8\n", "avx512"),
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f avx512bw\n", "avx2"),
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx_vnni\n", "avx2"),
+        ("processor\t: 0\nFeatures\t: fp asimd asimddp\n", "neon"),
+        ("processor\t: 0\nflags\t\t: fpu sse2\n", ""),
+        ("", ""),
+    ],
+)
+def test_instruction_sets(cpuinfo: str, isa: str) -> None:
+    assert cpu_isa(cpuinfo) == isa

@@ -44,7 +44,7 @@ def free_disk_bytes(folder: Path) -> int:
 def as_hardware(system: System, gpus: Sequence[Device], disk_bytes: int, ram_bandwidth: float | None) -> Hardware:
     """One node: the GPUs, else Apple's GPU, else the CPUs as one device."""
     source = f"{system.cpu_model}; memory {'measured' if ram_bandwidth else 'estimated'}"
-    cpu = cpu_device(system.num_cores, system.ram_bytes, ram_bandwidth, source)
+    cpu = cpu_device(system.num_cores, system.ram_bytes, ram_bandwidth, source, system.isa)
     apple = apple_device(system)
     devices = share_equal_devices(gpus) or ((apple,) if apple else (cpu,))
     ram_bytes = system.total_ram_bytes - apple.memory_bytes if apple and not gpus else system.ram_bytes

@@ -23,6 +23,8 @@ class System(Frozen):
     """Memory this process may still allocate."""
     total_ram_bytes: int
     boot_id: str = ""
+    isa: str = ""
+    """avx512, avx2 or neon (core.hardware.cpu.ISA_FACTOR); empty: unknown."""
 
 
 # --- cores -----------------------------------------------------------------------------------------------------------
@@ -32,6 +34,15 @@ def cpu_model(cpuinfo: str) -> str:
     """From /proc/cpuinfo; ARM has no model name there."""
     match = re.search(r"^(?:model name|Hardware|cpu model)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return match[1].strip() if match else "unknown CPU"
+
+
+def cpu_isa(cpuinfo: str) -> str:
+    """From /proc/cpuinfo. AVX-512 without its byte products is as fast as AVX2; processors with AMX, which our kernels do not use, have both."""
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    flags = set(match[1].split()) if match else set[str]()
+    if {"avx512f", "avx512bw", "avx512_vnni"} <= flags:
+        return "avx512"
+    return "avx2" if "avx2" in flags else "neon" if "asimd" in flags else ""
 
 
 def physical_cores(cpuinfo: str, allowed: set[int]) -> int:
@@ -61,6 +72,7 @@ def linux(read: ReadText, allowed: set[int]) -> System:
         ram_bytes=usable_bytes(read),
         total_ram_bytes=system_memory(read).total_bytes,
         boot_id=read("/proc/sys/kernel/random/boot_id").strip(),
+        isa=cpu_isa(cpuinfo),
     )
 
 
