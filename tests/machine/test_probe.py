@@ -351,4 +351,4 @@ def test_gpus_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_instruction_sets(cpuinfo: str, isa: str) -> None:
-    assert cpu_isa(cpuinfo) == isa
+    assert system.cpu_isa(cpuinfo) == isa
