@@ -12,12 +12,19 @@ from typing import Any
 import pytest
 
 from windlass.cli import execute as cli
-from windlass.cli.bench.run import parse_batches
+from windlass.cli.bench.run import kept_as, parse_batches
+from windlass.core.launch import Launch
+from windlass.core.layout import Layout
+from windlass.core.scheme import Scheme, scheme
 from windlass.errors import BadInput
+from windlass.families import describe, rules
+from windlass.measure.setup import BenchSetup
+from windlass.open import stored
 
 pytestmark = pytest.mark.cpu
 
 HUNG_SECONDS = 300
+INT8, Q4_1 = scheme("int8", 32), scheme("q4_1")
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -149,3 +156,22 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli(["bench", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "--random-weights" in shown and "windlass bench" in shown
+
+
+@pytest.mark.parametrize(
+    ("launch", "how", "expected"),
+    [
+        (Launch(model="m"), INT8, INT8),
+        (Launch(model="m.gguf"), None, Q4_1),  # as a plan of the file names it
+        (Launch(model="m.gguf", quant="int4"), None, None),
+        (Launch(model="m", speculate="auto"), INT8, None),
+        (Launch(model="m", exact=True), INT8, None),
+        (Launch(model="m", layout=Layout(tp=2)), INT8, None),
+    ],
+)
+def test_what_later_plans_may_use(
+    launch: Launch, how: Scheme | None, expected: Scheme | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "stored_files", lambda _: stored.StoredFiles(format="gguf", config={}, scheme=Q4_1))
+    spec = describe(CONFIG, "m")
+    assert kept_as(BenchSetup(name="m", spec=spec, rules=rules(spec), launch=launch, scheme=how)) == expected

@@ -55,8 +55,9 @@ def run(model: str, options: BenchOptions) -> int:
     with _progress(options) as progress, _spread(options) as spread:
         report = bench(setup, begin, log, trace, _planned_bytes(setup), progress, spread)
     written = _write(report, options, log, trace)
-    if options.keep and setup.scheme is not None and options.launch.is_single:
-        _keep(report, setup.scheme)
+    how = kept_as(setup) if options.keep else None
+    if how is not None:
+        _keep(report, how)
     if options.as_json:
         from windlass.measure.report import encode_report
 
@@ -72,6 +73,18 @@ def run(model: str, options: BenchOptions) -> int:
 
         console().print(SPECULATION_NOTE)
     return 0
+
+
+def kept_as(setup: BenchSetup) -> Scheme | None:
+    """The scheme as a plan would name it, of files with types of their own too; None: a plan is about something else than what was measured."""
+    launch = setup.launch
+    if not launch.is_single or launch.speculate != "off" or launch.exact:
+        return None
+    if setup.scheme is not None or launch.quant is not None:
+        return setup.scheme
+    from windlass.open.stored import stored_files
+
+    return stored_files(Path(launch.model)).scheme
 
 
 def _keep(report: BenchReport, how: Scheme) -> None:
