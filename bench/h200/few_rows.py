@@ -19,8 +19,9 @@ from windlass.core.launch import Launch, RandomInit
 from windlass.engine.load import build
 from windlass.kernels.cuda import driver, experts, linear, route
 from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
-from windlass.nn.fused.decoder import FusedDecoder, FusedLayer
+from windlass.nn.fused.decoder import FusedDecoder
 from windlass.nn.fused.feed_forward import RoutedFeed
+from windlass.nn.fused.layer import FusedLayer
 
 Launched = Callable[[FusedLayer, KvCache], object]
 

@@ -31,6 +31,7 @@ from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import Routes
 from windlass.nn.fused import decoder as fused
 from windlass.nn.fused import feed_forward as fused_ffn
+from windlass.nn.fused import layer as fused_layer
 
 PROCESSORS = 132
 
@@ -62,7 +63,7 @@ class StandIns(Small):
                 patch.setattr(module, name, self._counted(name))
         patch.setattr(driver, "num_processors", lambda: PROCESSORS)
         patch.setattr(driver, "kernel", _no_kernel)
-        for module in (fused, fused_ffn, int8, route):
+        for module in (fused, fused_ffn, fused_layer, int8, route):
             patch.setattr(module, "torch", Torch(self.half))
 
     def _counted(self, name: str) -> Any:

@@ -37,7 +37,8 @@ def cpu_model(cpuinfo: str) -> str:
 
 
 def cpu_isa(cpuinfo: str) -> str:
-    """From /proc/cpuinfo. AVX-512 without its byte products is as fast as AVX2; processors with AMX, which our kernels do not use, have both."""
+    """From /proc/cpuinfo. AVX-512 counts if it has products of bytes (VNNI), as on the machines that plans' rates are from; AMX, which our
+    kernels do not use, does not."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(match[1].split()) if match else set[str]()
     if {"avx512f", "avx512bw", "avx512_vnni"} <= flags:

@@ -43,6 +43,7 @@ def test_targets(text: str, expected: TargetSpec) -> None:
     [
         (("tiny-glm",), 64, ("tiny-glm", "--no-history")),
         (("tiny-glm",), 256, ("tiny-glm", "--max-waiting", "256", "--no-history")),
+        (("tiny-glm", "--max-waiting=3"), 256, ("tiny-glm", "--max-waiting=3", "--no-history")),
         (("tiny-glm", "--max-waiting", "3", "--history"), 256, ("tiny-glm", "--max-waiting", "3", "--history")),
     ],
 )

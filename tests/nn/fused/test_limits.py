@@ -10,16 +10,17 @@ from windlass.kernels.cuda import attention as heads
 from windlass.kernels.cuda import layout
 from windlass.nn.fused import decoder as fused
 from windlass.nn.fused import feed_forward as fused_ffn
+from windlass.nn.fused import layer as fused_layer
 from windlass.plan.speed import kernels
 
 pytestmark = pytest.mark.cpu
 
 
 def test_the_planner_and_the_kernels_have_the_same_limits() -> None:
-    assert kernels.STREAMED_ROWS == fused.MAX_ROWS and kernels.DEPENDENT_ROWS == fused.DEPENDENT_ROWS
+    assert kernels.STREAMED_ROWS == fused_layer.MAX_ROWS and kernels.DEPENDENT_ROWS == fused.DEPENDENT_ROWS
     assert kernels.FEW_ROWS == fused_ffn.FEW_ROWS == fused_ffn.ITEM_ROWS
     assert kernels.ITEM_ROWS == fused_ffn.WIDE_ITEMS and kernels.STREAMED_MEAN == fused_ffn.FEW_ROWS_OF_EACH
-    assert kernels.INTEGER_MEAN == fused_ffn.FEW_ROWS_BEFORE_INT8 and kernels.FEW_ROWS == fused.DENSE_ROWS
+    assert kernels.INTEGER_MEAN == fused_ffn.FEW_ROWS_BEFORE_INT8 and kernels.FEW_ROWS == fused_layer.DENSE_ROWS
     assert kernels.MAX_SPLITS == heads.MAX_SPLITS
 
 

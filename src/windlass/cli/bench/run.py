@@ -67,7 +67,7 @@ def run(model: str, options: BenchOptions) -> int:
     from windlass.measure.report import compare
 
     show(report, written, compare(report, old) if old is not None else ())
-    if options.launch.speculate not in (None, "off"):
+    if options.launch.speculate != "off":
         from windlass.cli.bench.table import SPECULATION_NOTE
         from windlass.cli.console import console
 

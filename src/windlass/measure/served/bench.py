@@ -55,8 +55,9 @@ def parse_target(text: str, options: Sequence[str] = ()) -> TargetSpec:
 def served_words(spec: TargetSpec, loads: Sequence[Load]) -> tuple[str, ...]:
     """Nothing that changes how fast it is: a queue with room for all users, who wait instead of being refused, and no history of its own."""
     users = max(load.at_once for load in loads)
-    queue = ("--max-waiting", str(users)) if users > USUAL_WAITING and "--max-waiting" not in spec.serve else ()
-    return (*spec.serve, *queue, *(() if "--history" in spec.serve else ("--no-history",)))
+    given = {word.partition("=")[0] for word in spec.serve}
+    queue = ("--max-waiting", str(users)) if users > USUAL_WAITING and "--max-waiting" not in given else ()
+    return (*spec.serve, *queue, *(() if "--history" in given else ("--no-history",)))
 
 
 class ServedSetup(Frozen):

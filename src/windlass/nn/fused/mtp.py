@@ -13,16 +13,9 @@ from windlass.errors import Impossible
 from windlass.kernels.cuda import driver, linear
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.step import KvCache, Step
-from windlass.nn.fused.decoder import (
-    BACKENDS,
-    DEPENDENT_ROWS,
-    MAX_ROWS,
-    AttentionLaunch,
-    FusedDecoder,
-    FusedLayer,
-    ResidualStream,
-)
+from windlass.nn.fused.decoder import BACKENDS, DEPENDENT_ROWS, FusedDecoder
 from windlass.nn.fused.feed_forward import wide_product
+from windlass.nn.fused.layer import MAX_ROWS, AttentionLaunch, FusedLayer, ResidualStream
 from windlass.nn.layer import DecoderLayer
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.mtp import MtpLayer
