@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from subprocesses import everyone
 
 pytestmark = pytest.mark.pure
 
@@ -24,13 +28,16 @@ def test_files_that_are_named_for_make_quick_are_there(pytestconfig: pytest.Conf
     assert not shared.SLOW_FILES & shared.CHEAP_FILES
 
 
-def run_pytest(folder: Path, *words: str, ignoring_interrupts: bool = False) -> str:
+def run_pytest(folder: Path, *words: str, ignoring_interrupts: bool = False, before: str = "", **settings: str) -> str:
     """A few tests beside a copy of our conftest, as somebody under nohup would run them."""
-    (folder / "conftest.py").write_text((HERE / "conftest.py").read_text())
+    (folder / "conftest.py").write_text((HERE / "conftest.py").read_text() + before)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", *words, str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(HERE)} | settings
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignoring_interrupts else None
     try:
-        made = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=HUNG_SECONDS, check=False)
+        made = subprocess.run(
+            command, capture_output=True, text=True, cwd=folder, env=environment, timeout=HUNG_SECONDS, check=False
+        )
     finally:
         if ignoring_interrupts:
             signal.signal(signal.SIGINT, before)
@@ -76,6 +83,88 @@ def test_a_child_can_be_interrupted():
 def test_children_can_be_interrupted_under_nohup(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(INTERRUPTED)
     assert "1 passed" in run_pytest(tmp_path, ignoring_interrupts=True)
+
+
+# --- what hangs, and what is left running (time_limits.py)
+
+AFTER_A_MOMENT = (
+    "import time_limits\n(time_limits.TEST_SECONDS, time_limits.GRACE_SECONDS, time_limits.LEFT_SECONDS) = 3.0, 2.0, 2.0\n"
+)
+HANGS = """
+import ctypes, signal, subprocess, threading, time
+
+WAITS = ["sleep", "3600.0{mark}"]
+
+def test_that_waits_for_a_child():
+    with subprocess.Popen(WAITS) as child:
+        child.wait()
+
+def test_that_waits_in_a_finally():
+    child = subprocess.Popen(WAITS)
+    try:
+        child.wait(timeout=1)
+    finally:
+        child.wait()
+
+def test_whose_child_is_an_orphan_and_holds_a_pipe():
+    subprocess.run("sleep 3600.0{mark} & exit", shell=True, stdout=subprocess.PIPE)
+
+def test_that_waits_for_itself():
+    threading.Event().wait()
+
+def test_in_between():
+    pass
+
+def test_that_does_not_listen():
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    while True:
+        time.sleep(0.1)
+
+def test_in_a_function_that_keeps_the_lock_of_python():
+    ctypes.PyDLL(None).sleep(3600)
+"""
+
+LEAVES = """
+import subprocess
+
+def test_that_leaves_a_process():
+    subprocess.Popen(["sleep", "3600.0{mark}"], start_new_session=True)
+
+def test_after_it():
+    pass
+"""
+
+
+def test_what_hangs_is_ended_and_the_rest_goes_on(tmp_path: Path) -> None:
+    mark = str(os.getpid())
+    (tmp_path / "test_hangs.py").write_text(HANGS.replace("{mark}", mark))
+    (tmp_path / "test_leaves.py").write_text(LEAVES.replace("{mark}", mark))
+    shown = run_pytest(tmp_path, "-n", "4", before=AFTER_A_MOMENT)
+    assert re.search("6 failed, 3 passed.* 1 error", shown), shown
+    for name in (
+        "that_waits_for_a_child", "that_waits_in_a_finally", "whose_child_is_an_orphan_and_holds_a_pipe", "that_waits_for_itself",
+        "that_does_not_listen", "in_a_function_that_keeps_the_lock_of_python",
+    ):  # fmt: skip
+        assert f"FAILED test_hangs.py::test_{name}" in shown, (name, shown)
+    assert "child.wait(timeout=1)" in shown or "child.wait()" in shown, "stacks are shown"
+    assert f"S sleep 3600.0{mark}" in shown and "tests of test_leaves.py leave processes behind" in shown
+    assert not [one for one in everyone() if f"3600.0{mark}" in one.words and not one.is_over]
+
+
+def test_a_run_has_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "test_hangs.py").write_text(HANGS.replace("{mark}", str(os.getpid())))
+    shown = run_pytest(tmp_path, "-n", "1", "-k", "for_a_child", WINDLASS_TEST_RUN_SECONDS="6")
+    assert "The run is over its limit of 6 s" in shown and "test_that_waits_for_a_child, for" in shown, shown
+    assert "in test_that_waits_for_a_child" in shown, "stacks of the worker"
+    assert not [one for one in everyone() if f"3600.0{os.getpid()}" in one.words and not one.is_over]
+
+
+def test_no_test_waits_for_a_process_that_it_does_not_kill() -> None:
+    """`with subprocess.Popen(...)` waits, however the block is left; `subprocesses.started` kills."""
+    for path in HERE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for item in node.items if isinstance(node, ast.With | ast.AsyncWith) else ():
+                assert "Popen" not in ast.unparse(item.context_expr), f"{path}:{node.lineno}"
 
 
 def test_nothing_that_is_started_compiles_all_of_windlass_again() -> None:

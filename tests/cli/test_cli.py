@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from waiting import HUNG_SECONDS
 from windlass.cli import execute as run
 
 pytestmark = pytest.mark.pure
-
-HUNG_SECONDS = 300
 
 
 def windlass(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ pytest.importorskip("safetensors")
 
 import msgspec
 
+from waiting import HUNG_SECONDS
 from windlass.convert import run as run_module
 from windlass.convert.convert import JOURNAL, convert
 from windlass.errors import BadInput
@@ -34,8 +35,6 @@ bench = importlib.util.module_from_spec(_module)
 _module.loader.exec_module(bench)
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-HUNG_SECONDS = 300.0
-"""No test bounds time; this only ends what hangs."""
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
+HERE, TESTS = str(Path(__file__).parent), str(Path(__file__).parents[1])
+for folder in (TESTS, HERE):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes started by the test find these modules too."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (HERE, os.environ.get("PYTHONPATH")))))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (HERE, TESTS, os.environ.get("PYTHONPATH")))))

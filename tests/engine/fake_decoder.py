@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hanging import HUNG_SECONDS, until
 from torch import Tensor
 
+from waiting import HUNG_SECONDS, until
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
 from windlass.engine.schedule.scheduler import SchedulerLimits

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-import time
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from waiting import HUNG_SECONDS
+
 Result = TypeVar("Result")
-HUNG_SECONDS = 300.0
-"""Far more than anything takes on a slow machine beside others."""
 
 
 def finished(test: Coroutine[Any, Any, Result]) -> Result:
@@ -27,25 +25,6 @@ def finished(test: Coroutine[Any, Any, Result]) -> Result:
             raise
 
     return asyncio.run(limited())
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + HUNG_SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"hung: {what} did not come in {HUNG_SECONDS:.0f} s"
-        time.sleep(0.005)
-
-
-def is_running(pid: int) -> bool:
-    """A zombie is over, whoever ought to bury it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until_gone(*pids: int) -> None:
-    until(lambda: not any(map(is_running, pids)), f"the end of {pids}")
 
 
 class OwnClock(asyncio.SelectorEventLoop):

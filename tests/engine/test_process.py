@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from fake_decoder import FakeDecoder, GatedDecoder
 from fake_text import ids, model_text, words
-from hanging import finished, is_running, until_gone
+from hanging import finished
 
+from subprocesses import is_running, until_gone
 from windlass.core.client import Late, SyncClient, Unavailable
 from windlass.core.launch import Launch, RankJob
 from windlass.core.request import GREEDY, Request, ScoreRequest
@@ -276,7 +277,7 @@ def test_closing_while_loading_leaves_nothing() -> None:
 
 PROGRAM = f"""
 import sys, os, time
-sys.path.insert(0, {str(HERE)!r})
+sys.path[:0] = {[str(HERE), str(HERE.parent)]!r}
 from fake_text import model_text
 from windlass.core.client import SyncClient
 from windlass.core.request import GREEDY, Request

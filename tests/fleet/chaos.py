@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 from asking import Answer, Clients, Question
 from cluster import Cluster
-from followed import HUNG_SECONDS, Line
+from followed import Line
+
+from waiting import HUNG_SECONDS
 
 OVER, READY = r"epoch \d+ is over", r"epoch \d+ is ready"
 """The root's words."""

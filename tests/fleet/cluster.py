@@ -12,8 +12,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from followed import HUNG_SECONDS, Followed
+from followed import Followed
 from hosts import Hosts
+
+from waiting import HUNG_SECONDS
 
 ROOT = 1
 WORKER_PORT, HTTP_PORT = 9998, 8000

@@ -8,8 +8,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-HUNG_SECONDS = 120.0
-"""What has not come after so long never will. Nobody is to judge by it how quick something is."""
+from waiting import HUNG_SECONDS
 
 
 class Line(NamedTuple):

@@ -23,6 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from subprocesses import is_running
+
 PREFIX = "wlhost"
 NAMES = re.compile(rf"{PREFIX}-(\d+)-\d+-\w+")
 NETWORK = "10.213.7"
@@ -268,7 +270,7 @@ class Hosts:
     def _reap(self) -> None:
         """Of those that have ended, the status is asked for."""
         for process in self._processes:
-            if not lives(process.pid):
+            if not is_running(process.pid):
                 process.wait()
 
     def _forget(self) -> None:
@@ -314,15 +316,7 @@ def _remove(name: str) -> None:
 
 def _pids(name: str) -> list[int]:
     listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
-    return [int(word) for word in listed.split() if lives(int(word))]
-
-
-def lives(pid: int) -> bool:
-    """Not what has ended and is only waiting for its parent to ask."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return [int(word) for word in listed.split() if is_running(int(word))]
 
 
 def _signal(pid: int, what: signal.Signals) -> None:

@@ -9,17 +9,17 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from followed import HUNG_SECONDS
 
+from subprocesses import children
+from waiting import HUNG_SECONDS, until
 from windlass.core.launch import Launch, RandomInit, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.rendezvous import Meeting
@@ -93,7 +93,7 @@ class WorkerProcess:
             self.process = subprocess.Popen(
                 [*command, "--cache", str(folder / "cache"), *options], stderr=words, stdin=subprocess.DEVNULL, env=environment
             )
-        self.port = int(wait_for(self._address).rpartition(":")[2])
+        self.port = int(until(self._address).rpartition(":")[2])
 
     def _address(self) -> str:
         found = [line for line in self.lines() if " listens at " in line]
@@ -124,8 +124,7 @@ class WorkerProcess:
 
     def ranks(self) -> list[int]:
         """Processes it has started."""
-        found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(self.pid)], capture_output=True, text=True, check=False)
-        return [int(line.split()[0]) for line in found.stdout.splitlines() if "windlass.engine.ranks.follower" in line]
+        return children(self.pid, "windlass.engine.ranks.follower")
 
     def close(self) -> None:
         self.process.kill()
@@ -163,7 +162,7 @@ class SmallRoot:
 
     def wait(self, kind: type[Kind], since: int = 0) -> Kind:
         """The first of its kind among what was heard after `since` messages."""
-        return wait_for(lambda: next((one for one in self.heard[since:] if isinstance(one, kind)), None), kind.__name__)
+        return until(lambda: next((one for one in self.heard[since:] if isinstance(one, kind)), None), kind.__name__)
 
     async def _listen(self) -> None:
         try:
@@ -266,26 +265,3 @@ def generated(engine: Any, prompt: list[int], count: int) -> list[int]:
         for output in engine.step():
             found += output.token_ids
     return found
-
-
-# --- waiting
-
-
-def wait_for(found: Callable[[], Kind | None], what: str = "what was waited for") -> Kind:
-    until = time.monotonic() + HUNG_SECONDS
-    while not (result := found()):
-        assert time.monotonic() < until, f"hung: {what} did not come"
-        time.sleep(0.02)
-    return result
-
-
-def is_there(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status")
-    try:
-        return "\nState:\tZ" not in status.read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    wait_for(lambda: not any(map(is_there, pids)), f"the end of {pids}")

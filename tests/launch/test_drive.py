@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from subprocesses import started
 from waiting import until
 from windlass.cli import execute
 from windlass.errors import BadInput, UnknownName
@@ -155,12 +156,9 @@ def test_jobs_are_remembered_and_found(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_is_used_again_is_not_our_job() -> None:
-    with subprocess.Popen(["sleep", "600"]) as process:
-        try:
-            assert is_alive(f"{process.pid}:{start_time(process.pid)}")
-            assert not is_alive(f"{process.pid}:1")
-        finally:
-            process.kill()
+    with started(["sleep", "600"]) as process:
+        assert is_alive(f"{process.pid}:{start_time(process.pid)}")
+        assert not is_alive(f"{process.pid}:1")
     assert not is_alive(f"{process.pid}:1")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-HUNG_SECONDS = 120.0
-"""What has not come after so long never will. Nobody is to judge by it how quick something is."""
+from waiting import HUNG_SECONDS
+
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "torch",

@@ -7,8 +7,8 @@ import time
 from typing import Any, NamedTuple
 
 import torch
-from starting import HUNG_SECONDS
 
+from waiting import HUNG_SECONDS
 from windlass.core.layout import Layout
 
 

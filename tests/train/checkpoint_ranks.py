@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from processes import CONTEXT, HUNG_SECONDS
+from processes import CONTEXT
+
+from waiting import HUNG_SECONDS
 
 ROWS, COLUMNS = 10, 6
 

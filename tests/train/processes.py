@@ -6,8 +6,8 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-HUNG_SECONDS = 300.0
-"""What has not come after so long never will. Nobody is to judge by it how quick something is."""
+from waiting import HUNG_SECONDS
+
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 # One server for all tests of a process, whoever asks first; torch._dynamo is what distributed tensors import when they are first used.
 PRELOADED = ["torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"]

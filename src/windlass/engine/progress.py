@@ -10,7 +10,7 @@ class ThrottledProgress:
     def __init__(self, report: Callable[[int, int], None], interval_seconds: float) -> None:
         """`report`: (bytes loaded, total)."""
         self._report, self._interval = report, interval_seconds
-        self._last = 0.0
+        self._last = float("-inf")  # not 0: a machine may have been started a moment ago
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
         now = time.monotonic()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from waiting import HUNG_SECONDS
 from windlass.cli import execute as cli
 from windlass.cli.bench.run import kept_as, parse_batches
 from windlass.core.launch import Launch
@@ -23,7 +24,6 @@ from windlass.open import stored
 
 pytestmark = pytest.mark.cpu
 
-HUNG_SECONDS = 300
 INT8, Q4_1 = scheme("int8", 32), scheme("q4_1")
 
 CONFIG: dict[str, Any] = {

@@ -11,12 +11,11 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from waiting import HUNG_SECONDS
 from windlass.core.client import SyncClient
 from windlass.core.launch import Launch
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, Usage
 from windlass.errors import BadInput
-
-HUNG_SECONDS = 300
 
 
 def _is_awaited() -> bool:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from waiting import HUNG_SECONDS
 from windlass.cli.run.options import RunOptions
 from windlass.cli.run.session import launch_for
 from windlass.core.launch import Launch
 from windlass.open.progress import ByteBar
 
 pytestmark = pytest.mark.cpu
-
-HUNG_SECONDS = 300
 
 
 @pytest.fixture(scope="module", autouse=True)

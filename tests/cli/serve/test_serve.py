@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 
 from free_ports import free_port
+from waiting import HUNG_SECONDS
 from windlass.cli import execute as run
 from windlass.errors import BadInput
 
 pytest.importorskip("starlette")
-
-HUNG_SECONDS = 300
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

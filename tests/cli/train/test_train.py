@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from waiting import HUNG_SECONDS
 from windlass.cli import execute as windlass
 from windlass.cli.plan.training import with_trainer_defaults
 from windlass.core.recipe.recipe import recipe_from
@@ -154,9 +155,6 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
 def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert windlass(words(recipe, whole)) == 2
     assert "already has checkpoints; continue with --resume" in one_line(capsys)
-
-
-HUNG_SECONDS = 600
 
 
 @contextmanager

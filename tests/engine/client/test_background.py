@@ -5,8 +5,9 @@ import threading
 from typing import Any
 
 import pytest
-from hanging import HUNG_SECONDS, finished
+from hanging import finished
 
+from waiting import HUNG_SECONDS
 from windlass.engine.client.background import MAX_THREADS, BackgroundPool, size_of
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 

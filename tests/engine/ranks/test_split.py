@@ -21,11 +21,12 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 torch = pytest.importorskip("torch")
 
-from hanging import HUNG_SECONDS, until_gone  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
+from subprocesses import children, started, until_gone  # noqa: E402
+from waiting import HUNG_SECONDS  # noqa: E402
 from windlass.cli.bench.ranks import InlineRanks  # noqa: E402
 from windlass.core.client import Unavailable  # noqa: E402
 from windlass.core.launch import Launch, RandomInit  # noqa: E402
@@ -62,8 +63,7 @@ def tiny(layout: Layout, **how: Any) -> Launch:
 
 def others_of(pid: int) -> list[int]:
     """Ranks that a process has started."""
-    found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
-    return [int(line.split()[0]) for line in found.splitlines() if "windlass.engine.ranks.follower" in line]
+    return children(pid, "windlass.engine.ranks.follower")
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def test_a_root_that_is_killed_leaves_no_orphan() -> None:
     )
     import msgspec
 
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as root:
+    with started([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as root:
         assert root.stdin is not None and root.stdout is not None
         root.stdin.write(msgspec.msgpack.encode(tiny(Layout(tp=2))))
         root.stdin.close()
@@ -182,7 +182,6 @@ def test_a_root_that_is_killed_leaves_no_orphan() -> None:
             assert root.poll() is None, "it ended before it was ready"
         pids = others_of(root.pid)
         assert len(pids) == 1
-        root.kill()
     until_gone(*pids)
 
 

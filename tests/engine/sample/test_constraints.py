@@ -22,9 +22,10 @@ pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
-from hanging import HUNG_SECONDS, finished  # noqa: E402
+from hanging import finished  # noqa: E402
 from in_process import InProcessClient  # noqa: E402
 
+from waiting import HUNG_SECONDS  # noqa: E402
 from windlass.core.client import Busy  # noqa: E402
 from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.request import GREEDY, Constraint, Delta, Request, Sampling  # noqa: E402

@@ -10,10 +10,10 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from followed import HUNG_SECONDS
-from hosts import Hosts, lacking, lives, remove_stale
+from hosts import Hosts, lacking, remove_stale
 
-from waiting import until
+from subprocesses import is_running
+from waiting import HUNG_SECONDS, until
 
 pytestmark = [pytest.mark.multi, pytest.mark.skipif(bool(why := lacking()), reason=why)]
 
@@ -195,8 +195,7 @@ def test_a_folder_that_a_host_does_not_have(hosts: Hosts, tmp_path: Path) -> Non
 
 LEAVES = """
 import os, signal, sys, time
-sys.path.insert(0, sys.argv[1])
-from followed import HUNG_SECONDS
+sys.path[:0] = sys.argv[1:]
 from hosts import Hosts
 hosts = Hosts(1).__enter__()
 hosts.start(1, ["sleep", "1000"], stdout=-3, stderr=-3)
@@ -208,8 +207,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_a_killed_test_left_is_removed() -> None:
-    left = subprocess.run(python(LEAVES, str(Path(__file__).parents[1])), capture_output=True, text=True, timeout=HUNG_SECONDS)
+    left = subprocess.run(
+        python(LEAVES, *map(str, Path(__file__).parents[1:3])), capture_output=True, text=True, timeout=HUNG_SECONDS
+    )
     assert left.returncode == -signal.SIGKILL, left.stderr
     name, pid = left.stdout.split()
     remove_stale()  # another run of the tests may do so at the same time
-    until(lambda: not Path(f"/run/netns/{name}").exists() and not lives(int(pid)))
+    until(lambda: not Path(f"/run/netns/{name}").exists() and not is_running(int(pid)))

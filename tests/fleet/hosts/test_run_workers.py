@@ -12,15 +12,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from followed import HUNG_SECONDS, Followed
+from followed import Followed
 
+from subprocesses import children
+from waiting import HUNG_SECONDS, until
 from windlass.core.request import Request, Sampling
 
 pytestmark = pytest.mark.multi
@@ -117,21 +118,7 @@ def test_the_same_text_as_alone(
         workers = [stack.enter_context(worker(secret, cache)) for cache in caches]
         found = ran(path, ["--workers", ",".join(address for address, _ in workers), "--secret-file", secret])
         assert found["content"] == alone
-        until(lambda: ranks_of([pid for _, pid in workers]) == [])  # none outlives its root
+        until(lambda: not any(children(pid) for _, pid in workers))  # no rank outlives its root
         assert not any(file.is_file() for cache in caches for file in cache.rglob("*.part")), (
             "the file is here: nothing need be sent"
         )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + HUNG_SECONDS
-    while not condition():
-        assert time.monotonic() < end, "hung: it did not come to pass"
-        time.sleep(0.05)
-
-
-def ranks_of(pids: Sequence[int]) -> list[str]:
-    """What those processes have started and is still there."""
-    listed = subprocess.run(["ps", "-eo", "ppid=,stat=,args="], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()]
-    return [row[2] for row in rows if int(row[0]) in pids and not row[1].startswith("Z")]

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from followed import HUNG_SECONDS
 from hypothesis import given
 from hypothesis import strategies as st
 
 import owned_time
+from waiting import HUNG_SECONDS
 from windlass.errors import BadInput
 from windlass.fleet.protocol import channel as channel_module
 from windlass.fleet.protocol.channel import (

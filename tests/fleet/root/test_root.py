@@ -19,10 +19,11 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 torch = pytest.importorskip("torch")
 
-from followed import HUNG_SECONDS  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-from small_root import CONFIG, SECRET, WorkerProcess, wait_until_gone  # noqa: E402
+from small_root import CONFIG, SECRET, WorkerProcess  # noqa: E402
 
+from subprocesses import children, until_gone  # noqa: E402
+from waiting import HUNG_SECONDS  # noqa: E402
 from windlass.core.client import Unavailable  # noqa: E402
 from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
@@ -282,7 +283,7 @@ def test_ctrl_c_leaves_nothing_on_any_machine(lasting: WorkerProcess, smollm2: P
     assert root.stdout is not None
     try:
         os.read(root.stdout.fileno(), 1)  # a first word
-        ranks, engine = lasting.ranks(), _children(root.pid)
+        ranks, engine = lasting.ranks(), children(root.pid)
         assert len(ranks) == 1 and engine
         os.killpg(root.pid, signal.SIGINT)
         _, said = root.communicate(timeout=HUNG_SECONDS)
@@ -290,10 +291,5 @@ def test_ctrl_c_leaves_nothing_on_any_machine(lasting: WorkerProcess, smollm2: P
         root.kill()
         root.communicate()
     assert root.returncode in (0, 130) and b"Traceback" not in said
-    wait_until_gone([*ranks, *engine])
+    until_gone(*ranks, *engine)
     assert lasting.process.poll() is None
-
-
-def _children(pid: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
-    return [int(line) for line in found.split()]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from followed import HUNG_SECONDS
 
 import owned_time
+from waiting import HUNG_SECONDS
 from windlass.core.launch import Launch, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan

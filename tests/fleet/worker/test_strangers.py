@@ -13,8 +13,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 pytest.importorskip("torch")
 
-from followed import HUNG_SECONDS  # noqa: E402
-from small_root import SmallRoot, WorkerProcess, generated, wait_for  # noqa: E402
+from small_root import SmallRoot, WorkerProcess, generated  # noqa: E402
 from strangers import (  # noqa: E402
     AT_A_MEETING,
     AT_THE_DOOR,
@@ -26,6 +25,7 @@ from strangers import (  # noqa: E402
     resident_bytes,
 )
 
+from waiting import HUNG_SECONDS, until  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.fleet.protocol.messages import EndEpoch, EpochEnded, RankEnded, RanksStarted  # noqa: E402
 from windlass.fleet.worker.connection_limiter import MAX_HALF_OPEN  # noqa: E402
@@ -76,7 +76,7 @@ def test_a_thousand_strangers_at_every_port(worker: WorkerProcess) -> None:
         # While ranks meet: those of the worker listen, and cannot go on before the first rank comes.
         job = root.start(1, Layout(tp=3), transport="links")
         pids = root.wait(RanksStarted).pids
-        ports = wait_for(lambda: both_listen(pids))
+        ports = until(lambda: both_listen(pids))
         for port in ports:
             attack(port, chosen(AT_A_MEETING, THOUSAND // 2))
         # They go on while the first rank comes, and all of them meet.
@@ -91,13 +91,13 @@ def test_a_thousand_strangers_at_every_port(worker: WorkerProcess) -> None:
             calm, before = num_descriptors(worker.pid), 0
             for number in range(THOUSAND // 250):
                 assert attack(worker.port, chosen(AT_THE_DOOR, 250), HUNG_SECONDS) == 250
-                wait_for(lambda: num_descriptors(worker.pid) <= calm, "the end of the last stranger")
+                until(lambda: num_descriptors(worker.pid) <= calm, "the end of the last stranger")
                 if not number:  # what it takes once, it may keep
                     before, rounds = resident_bytes(worker.pid), working.rounds
             attack(worker.port, [another_root] * 10, HUNG_SECONDS)
-            wait_for(lambda: num_descriptors(worker.pid) <= calm, "the end of the last stranger")
+            until(lambda: num_descriptors(worker.pid) <= calm, "the end of the last stranger")
             assert resident_bytes(worker.pid) < before + GROWTH_BYTES
-            wait_for(lambda: working.rounds > rounds or working.problem, "another answer")
+            until(lambda: working.rounds > rounds or working.problem, "another answer")
         finally:
             working.end()
         assert not working.problem and not root.lost
@@ -142,7 +142,7 @@ def test_a_root_gets_in_while_strangers_hold_the_door(tmp_path: Path) -> None:
     )
     strangers.start()
     try:
-        wait_for(lambda: any("too many unauthenticated connections" in line for line in worker.lines()))
+        until(lambda: any("too many unauthenticated connections" in line for line in worker.lines()))
         assert num_descriptors(worker.pid) >= calm + MAX_HALF_OPEN, "there is no room left"
         SmallRoot(worker.port).close()
     finally:

@@ -20,9 +20,10 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 pytest.importorskip("torch")
 
-from followed import HUNG_SECONDS  # noqa: E402
-from small_root import CONFIG, OF_RANKS, OF_ROOT, SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
+from small_root import CONFIG, OF_RANKS, OF_ROOT, SmallRoot, WorkerProcess, generated, is_there, tiny  # noqa: E402
 
+from subprocesses import is_running, started, until_gone  # noqa: E402
+from waiting import HUNG_SECONDS, until  # noqa: E402
 from windlass.core.launch import Launch, RankJob  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
@@ -92,8 +93,8 @@ def roots(worker: WorkerProcess) -> Iterator[Any]:
     for root in made:
         if not root.is_closed:
             root.close()
-    wait_for(lambda: worker.is_free, "the end of the last root")
-    wait_until_gone(worker.ranks())
+    until(lambda: worker.is_free, "the end of the last root")
+    until_gone(*worker.ranks())
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, root
         pids = root.wait(RanksStarted, since=since).pids
         assert worker.ranks() == pids and root.wait(RankReady, since=since).rank == 1
         found = generated(engine, [1, 2, 3], 12)
-        rank = wait_for(lambda root=root, epoch=epoch: _with_steps(root, epoch, 12))
+        rank = until(lambda root=root, epoch=epoch: _with_steps(root, epoch, 12))
         assert rank.rank == 1 and rank.heartbeat.rows == 3 + 11 and rank.heartbeat.steps == 12 and rank.heartbeat.step_seconds > 0
         assert sum(count.sent_bytes for count in rank.heartbeat.counts.values()) > 0
         root.post(EndEpoch(epoch))
@@ -186,7 +187,7 @@ def test_weights_come_once_and_what_has_come_stays(
     for piece in pieces[:2]:
         root.post(PieceData(1, piece))
     cache = worker.log.parent / "cache" / sending.catalogue.key
-    wait_for(lambda: len(list(cache.glob("*.piece"))) == 2)
+    until(lambda: len(list(cache.glob("*.piece"))) == 2)
     since = len(root.heard)
     root.post(EndEpoch(1))
     root.wait(EpochEnded, since=since)
@@ -235,9 +236,9 @@ def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerP
     assert told.startswith("busy with root alpha (127.0.0.1) since ")
     again = roots(name="alpha", root=b"a")
     again.wait(Joined)
-    wait_for(lambda: first.lost)
+    until(lambda: first.lost)
     again.post(Goodbye())
-    wait_for(lambda: again.lost)
+    until(lambda: again.lost)
     third = roots(name="beta", root=b"b")
     third.wait(Joined)
     assert not any("mistake" in line for line in worker.lines())
@@ -252,7 +253,7 @@ def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, root
     with worker.impatient(OF_RANKS):
         ended = root.wait(RankEnded)
     assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
-    assert "no heartbeat" in ended.reason and not is_there(pid)
+    assert "no heartbeat" in ended.reason and not is_running(pid)
     with pytest.raises(GroupLost):
         generated(engine, [1, 2, 3], 30)
     engine.close()
@@ -270,8 +271,8 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
     (pid,) = root.wait(RanksStarted, since=since).pids
     root.fall_silent()
     with worker.impatient(OF_ROOT):
-        wait_until_gone([pid])
-        wait_for(lambda: any("no heartbeat" in line for line in worker.lines()))
+        until_gone(pid)
+        until(lambda: any("no heartbeat" in line for line in worker.lines()))
 
 
 def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: WorkerProcess, roots: Any) -> None:
@@ -282,18 +283,15 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
     )
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*map(str, Path(__file__).parents[1:3]), os.environ.get("PYTHONPATH", "")]),
     }
     silences = sum("no heartbeat" in line for line in worker.lines())
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as killed:
+    with started([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as killed:
         assert killed.stdout is not None
-        try:
-            pid = int(killed.stdout.readline())
-            assert is_there(pid)
-        finally:
-            killed.kill()
-    wait_until_gone([pid])
-    wait_for(lambda: worker.is_free, "the end of the root")
+        pid = int(killed.stdout.readline())
+        assert is_running(pid)
+    until_gone(pid)
+    until(lambda: worker.is_free, "the end of the root")
     assert sum("no heartbeat" in line for line in worker.lines()) == silences, "its end was seen, not missed after a while"
     roots().wait(Joined)
 
@@ -308,11 +306,11 @@ def test_a_worker_that_stood_still_is_missed_and_comes_back(
     try:
         with monkeypatch.context() as patched:
             patched.setattr(channel, "SILENCE_TIMEOUT_SECONDS", 0.5)  # of this root: that it is four is in test_channel.py
-            wait_for(lambda: "no heartbeat" in root.lost)
+            until(lambda: "no heartbeat" in root.lost)
         root.close()
     finally:
         os.kill(worker.pid, signal.SIGCONT)
-    wait_until_gone([pid])
+    until_gone(pid)
     again = roots(root=b"the same")
     again.wait(Joined)
     again.start(1, Layout(tp=2))
@@ -322,7 +320,7 @@ def test_a_worker_that_stood_still_is_missed_and_comes_back(
 def test_another_secret_is_refused(worker: WorkerProcess, roots: Any) -> None:
     with pytest.raises(NotAdmitted, match="has another secret"):
         roots(secret=b"sixteen other bytes, and more")
-    wait_for(lambda: any("refused 127.0.0.1" in line and "secret" in line for line in worker.lines()))
+    until(lambda: any("refused 127.0.0.1" in line and "secret" in line for line in worker.lines()))
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)])
@@ -334,8 +332,8 @@ def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> 
         (pid,) = root.wait(RanksStarted).pids
         own.process.send_signal(number)
         assert own.process.wait(HUNG_SECONDS) == status
-        wait_until_gone([pid])
-        wait_for(lambda: root.lost)
+        until_gone(pid)
+        until(lambda: root.lost)
         if not status:
             assert [one.reason for one in root.heard if isinstance(one, Goodbye)] == ["this worker is shutting down"]
             assert own.lines()[-1].endswith("ended")
@@ -358,10 +356,10 @@ def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
                 assert not isinstance(message, RankEnded), message
                 pids += message.pids if isinstance(message, RanksStarted) else []
                 beats += isinstance(message, Heartbeat) and bool(message.ranks)
-        assert is_there(pids[0])
+        assert is_running(pids[0])
         await own.close()
         await own.close()
         return pids
 
     pids = asyncio.run(run())
-    assert len(pids) == 1 and not is_there(pids[0])
+    assert len(pids) == 1 and not is_running(pids[0])

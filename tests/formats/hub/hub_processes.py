@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from waiting import HUNG_SECONDS
+
 SOURCE = Path(__file__).parents[3] / "src"
-HUNG_SECONDS = 300.0
-"""No test bounds time; this only ends what hangs."""
 
 # For every message, a process that runs its code, and one beside it that tells how that ended. It ends with its socket.
 SERVER = """

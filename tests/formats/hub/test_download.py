@@ -16,8 +16,8 @@ from typing import Any
 
 import hub_processes
 import pytest
-from hub_processes import HUNG_SECONDS
 
+from waiting import HUNG_SECONDS
 from windlass.formats.hub.hub import WITHOUT_HUB, select_files
 from windlass.formats.hub.progress import DownloadProgress, reporting
 

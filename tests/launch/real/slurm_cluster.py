@@ -14,8 +14,9 @@ from pathlib import Path
 from hosts_on_one_box import Hosts, run
 from hosts_on_one_box import missing as no_hosts
 
+from waiting import HUNG_SECONDS
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol")
-HUNG_SECONDS = 300
 
 CONF = """
 ClusterName=windlass

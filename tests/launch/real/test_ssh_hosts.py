@@ -21,6 +21,7 @@ for folder in (HERE, HERE.parents[1], HERE.parents[1] / "train"):
 import sshd_hosts  # noqa: E402
 from hosts_on_one_box import run  # noqa: E402
 
+from subprocesses import started  # noqa: E402
 from waiting import until  # noqa: E402
 
 pytestmark = [
@@ -97,7 +98,7 @@ def test_a_blocked_port_is_named(place: Path, hosts: sshd_hosts.SshHosts) -> Non
 def test_a_port_that_is_in_use_is_named(place: Path, hosts: sshd_hosts.SshHosts) -> None:
     program = "import socket; s = socket.create_server(('', 29500)); print(flush=True); input()"
     argv = [*hosts.hosts.inside("h1", sys.executable, "-c", program)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdin is not None
         holder.stdout.readline()
         row = next(row for row in bad(check(place)) if row["name"] == "ports")

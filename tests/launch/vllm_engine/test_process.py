@@ -13,6 +13,7 @@ import pytest
 
 import waiting
 from free_ports import free_port
+from subprocesses import is_running, started, until_gone
 from waiting import HUNG_SECONDS, until
 from windlass.core.client import Unavailable
 from windlass.launch.command import Command
@@ -47,21 +48,9 @@ def command(program: str, folder: Path, **env: str) -> Command:
     return Command(argv=words, env=env)
 
 
-def lives(pid: int) -> bool:
-    """A zombie that nobody waits for in a container is gone too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def pids_of(folder: Path) -> list[int]:
     until((folder / "pids").exists, "it does not begin")
     return [int(word) for word in (folder / "pids").read_text().split()]
-
-
-def until_gone(pids: list[int]) -> None:
-    until(lambda: not any(map(lives, pids)), f"one of {pids} lives on")
 
 
 def test_it_is_waited_for_and_ends_with_its_children(tmp_path: Path) -> None:
@@ -75,11 +64,11 @@ def test_it_is_waited_for_and_ends_with_its_children(tmp_path: Path) -> None:
     server = start(command(SERVER, tmp_path, WAITS="1"), logs=tmp_path)
     asyncio.run(server.wait_healthy(tell))
     pids = pids_of(tmp_path)
-    assert server.is_alive and all(map(lives, pids)) and "Loading weights" in told
+    assert server.is_alive and all(map(is_running, pids)) and "Loading weights" in told
     assert server.log.stat().st_mode & 0o777 == 0o600
     server.close()
     server.close()
-    assert not server.is_alive and not any(map(lives, pids)), "closed means gone"
+    assert not server.is_alive and not any(map(is_running, pids)), "closed means gone"
 
 
 def test_who_does_not_want_to_end_is_made_to(tmp_path: Path) -> None:
@@ -91,7 +80,7 @@ def test_who_does_not_want_to_end_is_made_to(tmp_path: Path) -> None:
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(HUNG_SECONDS) == 0 or process.returncode == 128 + signal.SIGKILL
-    until_gone(pids)
+    until_gone(*pids)
 
 
 def test_a_crash_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -108,7 +97,7 @@ def test_what_a_crash_leaves_is_ended(tmp_path: Path) -> None:
     server = start(command(program, tmp_path), logs=tmp_path)
     with pytest.raises(Unavailable, match="status 3"):
         asyncio.run(server.wait_healthy())
-    until_gone(pids_of(tmp_path))
+    until_gone(*pids_of(tmp_path))
 
 
 def test_only_the_last_logs_are_kept(tmp_path: Path) -> None:
@@ -140,7 +129,7 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     pids = pids_of(tmp_path)
     with pytest.raises(Unavailable, match="did not become healthy within"):
         asyncio.run(server.wait_healthy(seconds=0.2))
-    until_gone(pids)
+    until_gone(*pids)
 
 
 def test_a_wait_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
@@ -153,7 +142,7 @@ def test_a_wait_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     pids = pids_of(tmp_path)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(interrupted(server))
-    until_gone(pids)
+    until_gone(*pids)
 
 
 OURS = """
@@ -176,19 +165,14 @@ def test_it_ends_with_us(tmp_path: Path, name: str, waits: str) -> None:
     program = OURS.format(
         here=[str(Path(__file__).parent), str(Path(waiting.__file__).parent)], folder=str(tmp_path), waits=waits
     )
-    ours = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    with ours:
-        try:
-            assert ours.stdout is not None
-            assert waits or ours.stdout.readline() == b"ready\n"
-            pids = pids_of(tmp_path)
-            os.killpg(ours.pid, signal.Signals[name])
-            ours.wait(HUNG_SECONDS)
-            until_gone(pids)
-        finally:
-            ours.kill()
+    command = [sys.executable, "-c", program]
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as ours:
+        assert ours.stdout is not None
+        assert waits or ours.stdout.readline() == b"ready\n"
+        pids = pids_of(tmp_path)
+        os.killpg(ours.pid, signal.Signals[name])
+        ours.wait(HUNG_SECONDS)
+        until_gone(*pids)
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

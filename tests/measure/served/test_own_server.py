@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from subprocesses import is_running, started, until_gone
 from waiting import HUNG_SECONDS, until
 from windlass.core.client import Unavailable
 from windlass.measure.served.own_server import OwnServer
@@ -50,13 +48,6 @@ def test_why_it_ended(script: str, message: str, code: int, program: Path) -> No
     assert (str(found.value), found.value.exit_code) == (message, code)
 
 
-def is_alive(number: int) -> bool:
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_its_words_and_environment(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it comes: the model, what was asked for, and the port."""
     monkeypatch.setenv("WINDLASS_API_KEY", "secret")
@@ -82,12 +73,12 @@ def test_it_is_stopped_while_it_loads(program: Path, tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await starting
         number = int((tmp_path / "pid").read_text())
-        assert is_alive(number)
+        assert is_running(number)
         server.stop()
         server.stop()
         return number
 
-    assert not is_alive(asyncio.run(run()))
+    assert not is_running(asyncio.run(run()))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells children that their parent ended")
@@ -97,12 +88,7 @@ def test_it_ends_with_who_started_it(program: Path, tmp_path: Path) -> None:
         "import asyncio, sys; from windlass.measure.served.own_server import OwnServer; "
         f"sys.executable = {str(program)!r}; asyncio.run(OwnServer(['m']).start())"
     )
-    parent = subprocess.Popen([sys.orig_argv[0], "-c", code])
-    try:
+    with started([sys.orig_argv[0], "-c", code]):
         until((tmp_path / "pid").exists)
         number = int((tmp_path / "pid").read_text())
-        os.kill(parent.pid, signal.SIGKILL)
-    finally:
-        parent.kill()
-        parent.wait()
-    until(lambda: not is_alive(number), "it outlives its parent")
+    until_gone(number)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,9 @@ from windlass.units import GB, GIB
 
 sys.path.insert(0, str(Path(__file__).parent))
 from disk_tiers import SPLITS, Reference, Tiers, place_in, question, source
+
+from subprocesses import started
+from waiting import HUNG_SECONDS
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(library() is None, reason="no compiler")]
 
@@ -140,9 +144,9 @@ sys.stdin.read()
 """
 
 
-def started(folder: Path, stop_after: int) -> subprocess.Popen[str]:
+def loading(folder: Path, stop_after: int) -> AbstractContextManager[subprocess.Popen[str]]:
     command = [sys.executable, "-c", LOADING, str(Path(__file__).parent), str(folder), str(stop_after)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def lines_until(process: subprocess.Popen[str], wanted: str) -> str:
@@ -156,13 +160,15 @@ def lines_until(process: subprocess.Popen[str], wanted: str) -> str:
 @pytest.mark.multi
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_kill_leaves_nothing_but_a_complete_file(tmp_path: Path, how: signal.Signals) -> None:
-    with started(tmp_path, 2) as process:
+    with loading(tmp_path, 2) as process:
         lines_until(process, "loaded 2")
         process.send_signal(how)
+        process.wait(HUNG_SECONDS)
     assert not list(tmp_path.iterdir()), "killed while it was written"
-    with started(tmp_path, 0) as process:
+    with loading(tmp_path, 0) as process:
         assert lines_until(process, "complete") == "complete"
         process.send_signal(how)
+        process.wait(HUNG_SECONDS)
     (file,) = tmp_path.iterdir()
     assert file.suffix == ".tier"
     tiers_again = Tiers(tmp_path, SPLITS[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from subprocesses import started  # noqa: E402
 from windlass.core.tiers.values import BLOCK_BYTES  # noqa: E402
 from windlass.machine import disk  # noqa: E402
 from windlass.offload.tiers import file as tier_file  # noqa: E402
@@ -122,9 +122,8 @@ def test_a_killed_writer_leaves_nothing(tmp_path: Path) -> None:
         "print('writing', flush=True)\n"
         "while True: writer.add('a', (form_of(one),), [(matrix_bytes(one),)])\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
+    with started([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"writing\n"
-        process.send_signal(signal.SIGKILL)
     assert list(tmp_path.iterdir()) == []
     assert find_tier(tmp_path, KEY) is None
 

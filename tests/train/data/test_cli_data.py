@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from subprocesses import children, until_gone
 from waiting import HUNG_SECONDS, until
 from windlass.cli import execute as run
 from windlass.train.data.shards import read_manifest
@@ -94,18 +95,6 @@ if __name__ == "__main__":
 DOCUMENTS = 500
 
 
-def children(of: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(of)], capture_output=True, text=True).stdout.split()
-    return [int(number) for number in found]
-
-
-def is_running(process: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-
-
 @pytest.mark.multi
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_ended_in_the_middle_it_goes_on(sent: signal.Signals, tokenizer: Path, tmp_path: Path) -> None:
@@ -135,7 +124,7 @@ def test_ended_in_the_middle_it_goes_on(sent: signal.Signals, tokenizer: Path, t
     assert process.returncode == (130 if sent == signal.SIGINT else -signal.SIGKILL)
     assert "Traceback" not in told
     assert sent == signal.SIGKILL or told == "windlass: interrupted\n"
-    until(lambda: not any(map(is_running, workers)), "a process that prepares data outlives its parent")
+    until_gone(*workers)
     assert not (out / "manifest.json").exists()
     journalled = [json.loads(line)["key"] for line in (out / ".journal").read_text().splitlines()[1:]]
     done = [out / f"train-{int(unit):05}.tokens.bin" for unit in journalled]

@@ -49,7 +49,7 @@ class WeightReceiver:
         self._prepare, self._channel, self._log = prepare, channel, log
         self._queue: asyncio.Queue[Incoming | None] = asyncio.Queue(MAX_WAITING)
         self._is_stopped = False
-        self._last_report = 0.0
+        self._last_report = float("-inf")
 
     async def take(self, message: Incoming) -> None:
         if not self._is_stopped:

@@ -24,7 +24,7 @@ class LiveLine:
         self._live = Live(console=self._console, refresh_per_second=4, transient=False) if sys.stderr.isatty() else None
         if self._live is not None:
             self._live.start()
-        self._every, self._printed, self._last = every_seconds, 0.0, ""
+        self._every, self._printed, self._last = every_seconds, float("-inf"), ""
 
     def sample(self, sample: StepMetrics) -> None:
         self._last = metrics_text(sample)
