@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,10 @@ from typing import Any, NamedTuple
 from waiting import HUNG_SECONDS, until
 
 PROC = Path("/proc")
+
+
+LASTING: set[int] = set()
+"""Processes that serve tests of several files; all others end with the file that started them (time_limits.py)."""
 
 
 class Process(NamedTuple):
@@ -74,6 +80,13 @@ def kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def python_program(path: Path, code: str) -> Path:
+    """A file that can be started. A first line that named this Python would end at 127 characters, or at a space."""
+    path.write_text(f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} \"$0\" \"$@\"\n' '''\n{code}")
+    path.chmod(0o700)
+    return path
 
 
 @contextlib.contextmanager

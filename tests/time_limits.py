@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from subprocesses import Process, environment, everyone, kill
+from subprocesses import LASTING, Process, environment, everyone, kill
 
 TEST_SECONDS = float(os.environ.get("WINDLASS_TEST_SECONDS", 600))
 """Of a test with its fixtures, for a machine that does much else: the slowest takes a thirtieth of it alone. No test judges speed by it."""
@@ -224,7 +224,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 LEFT_SECONDS = 10.0
 """For what was killed or told to end."""
-_known: set[int] = set()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -233,9 +232,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     result = yield
     if nextitem is None or nextitem.path != item.path:
         end = time.monotonic() + LEFT_SECONDS
-        while left := [one for one in descendants() if one.pid not in _known]:
+        while left := [one for one in descendants() if one.pid not in LASTING]:
             if time.monotonic() > end:
-                _known.update(one.pid for one in left)
+                LASTING.update(one.pid for one in left)  # said once, should it not end
                 kill(one.pid for one in left)
                 pytest.fail(
                     f"tests of {item.path.name} leave processes behind, which are ended now:\n{listed(left)}", pytrace=False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_this_machine_is_probed(tmp_path: Path) -> None:
 
 def test_a_closed_pipe_is_quiet() -> None:
     made = subprocess.run(
-        f"{sys.executable} -m windlass models | head -1",
+        f"{shlex.quote(sys.executable)} -m windlass models | head -1",
         shell=True,
         capture_output=True,
         text=True,

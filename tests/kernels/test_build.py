@@ -48,9 +48,9 @@ Run = Callable[..., list[str]]
 
 # Compiles once and copies afterwards: where the library is kept is tested here, over and over, and not how it is compiled.
 COMPILER = """#!/bin/sh
-[ "$1" = --version ] && exec {compiler} --version
+[ "$1" = --version ] && exec "{compiler}" --version
 for target; do :; done
-if [ -f {kept} ]; then cp {kept} "$target"; else {compiler} "$@" && cp "$target" {kept}; fi
+if [ -f "{kept}" ]; then cp "{kept}" "$target"; else "{compiler}" "$@" && cp "$target" "{kept}"; fi
 """
 
 

@@ -192,14 +192,14 @@ def test_a_dry_run_starts_nothing(place: Path, capsys: pytest.CaptureFixture[str
 SSHD_CONFIG = """
 Port {port}
 ListenAddress 127.0.0.1
-HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/key.pub
-PidFile {folder}/sshd.pid
+HostKey "{folder}/host_key"
+AuthorizedKeysFile "{folder}/key.pub"
+PidFile "{folder}/sshd.pid"
 StrictModes no
 UsePAM no
 """
 CLIENT_CONFIG = """#!/bin/sh
-exec {ssh} -F /dev/null -i {folder}/key -o UserKnownHostsFile={folder}/known -o StrictHostKeyChecking=accept-new "$@"
+exec {ssh} -F /dev/null -i "{folder}/key" -o 'UserKnownHostsFile="{folder}/known"' -o StrictHostKeyChecking=accept-new "$@"
 """
 
 

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import socket
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -106,6 +107,16 @@ def test_all_meet(ranks: Ranks, host: str, size: int) -> None:
     for rank in reversed(range(size)):
         ranks.start(rank, size, host)
     check_met(ranks.join(), size)
+
+
+def test_where_the_temporary_folder_has_a_long_name(ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a Unix socket has 107 bytes at most."""
+    (long := tmp_path / ("long name " * 12)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    for rank in range(2):
+        ranks.start(rank, 2, "")
+    check_met(ranks.join(), 2)
+    assert not list(long.iterdir())
 
 
 @pytest.mark.parametrize("host", HOSTS)

@@ -89,9 +89,24 @@ def _listening(host: str) -> Iterator[tuple[socket.socket, str]]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windlass-rendezvous-"))  # private: mode 0700
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             address = f"unix:{Path(folder) / 'links'}"
-            listener.bind(address.removeprefix("unix:"))
+            with _short(address) as path:
+                listener.bind(path)
         listener.listen(BACKLOG)
         yield listener, address
+
+
+@contextmanager
+def _short(address: str) -> Iterator[str]:
+    """A path to a Unix socket. The system takes 107 bytes (unix(7)); where TMPDIR is longer, the folder is opened and named by its number."""
+    path = Path(address.removeprefix("unix:"))
+    if len(os.fsencode(path)) < 100:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 # --- connecting
@@ -126,7 +141,8 @@ def _connected(address: str, seconds: float) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(seconds)
-            connection.connect(address.removeprefix("unix:"))
+            with _short(address) as path:
+                connection.connect(path)
         except BaseException:
             connection.close()
             raise

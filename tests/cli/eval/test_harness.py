@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import stat
-import sys
 from pathlib import Path
 
 import pytest
 from answering import AnsweringServer
 
+from subprocesses import python_program
 from windlass.cli import execute
 from windlass.cli.eval.harness import harness_command, harness_rows
 
 pytestmark = pytest.mark.pure
 
-STAND_IN = """#!{python}
+STAND_IN = """
 import json, pathlib, sys
 words = sys.argv[1:]
 if "broken" in words:
@@ -23,17 +22,14 @@ if "broken" in words:
 out = pathlib.Path(words[words.index("--output_path") + 1]) / "adder"
 out.mkdir(parents=True)
 (out / "words.json").write_text(json.dumps(words))
-found = {{"alias": "gsm8k", "exact_match,strict-match": 0.25, "exact_match_stderr,strict-match": 0.05}}
-(out / "results_2026.json").write_text(json.dumps({{"results": {{"gsm8k": found}}}}))
+found = {"alias": "gsm8k", "exact_match,strict-match": 0.25, "exact_match_stderr,strict-match": 0.05}
+(out / "results_2026.json").write_text(json.dumps({"results": {"gsm8k": found}}))
 """
 
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "python"
-    script.write_text(STAND_IN.format(python=sys.executable))
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("WINDLASS_LM_EVAL", str(script))
+    monkeypatch.setenv("WINDLASS_LM_EVAL", str(python_program(tmp_path / "python", STAND_IN)))
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 pytest.importorskip("torch")
 
-from small_root import CONFIG, OF_RANKS, OF_ROOT, SmallRoot, WorkerProcess, generated, is_there, tiny  # noqa: E402
+from small_root import CONFIG, OF_RANKS, OF_ROOT, SmallRoot, WorkerProcess, generated, tiny  # noqa: E402
 
 from subprocesses import is_running, started, until_gone  # noqa: E402
 from waiting import HUNG_SECONDS, until  # noqa: E402
@@ -153,7 +153,7 @@ def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, root
         assert sum(count.sent_bytes for count in rank.heartbeat.counts.values()) > 0
         root.post(EndEpoch(epoch))
         assert root.wait(EpochEnded, since=since).epoch == epoch
-        assert not any(map(is_there, pids)), "ended means gone"
+        assert not any(map(is_running, pids)), "ended means gone"
         engine.close()
         gc.collect()
         assert found == alone, layout

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from subprocesses import LASTING
 from waiting import HUNG_SECONDS
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -103,6 +104,7 @@ def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         command, env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
     there.close()
+    LASTING.add(started.pid)
     return here, started
 
 

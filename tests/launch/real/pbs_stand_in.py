@@ -141,7 +141,7 @@ def install(folder: Path) -> Path:
     """Programs of these names in a folder for PATH."""
     folder.mkdir()
     for name in ("qsub", "qstat", "qdel", "pbsdsh", "hostname"):
-        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__)} {name} "$@"\n')
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__)}" {name} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 

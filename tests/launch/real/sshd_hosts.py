@@ -15,8 +15,8 @@ from hosts_on_one_box import Hosts, run
 from hosts_on_one_box import missing as no_hosts
 
 CONFIG = """
-HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/key.pub
+HostKey "{folder}/host_key"
+AuthorizedKeysFile "{folder}/key.pub"
 PidFile none
 StrictModes no
 PasswordAuthentication no
@@ -26,8 +26,8 @@ Port 22
 """
 CLIENT = """
 Host *
-  IdentityFile {folder}/key
-  UserKnownHostsFile {folder}/known
+  IdentityFile "{folder}/key"
+  UserKnownHostsFile "{folder}/known"
   StrictHostKeyChecking no
   LogLevel ERROR
 {hosts}
@@ -51,7 +51,7 @@ class SshHosts:
         (folder / "config").write_text(CLIENT.format(folder=folder, hosts=entries))
         self.bin = folder / "bin"
         self.bin.mkdir()
-        (self.bin / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {folder}/config "$@"\n')
+        (self.bin / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F "{folder}/config" "$@"\n')
         (self.bin / "ssh").chmod(0o755)
         self._servers = [self._start(name) for name in names]
         for address in self.hosts.addresses.values():

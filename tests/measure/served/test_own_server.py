@@ -51,7 +51,7 @@ def test_why_it_ended(script: str, message: str, code: int, program: Path) -> No
 def test_its_words_and_environment(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it comes: the model, what was asked for, and the port."""
     monkeypatch.setenv("WINDLASS_API_KEY", "secret")
-    write(program, f'echo "$* $WINDLASS_API_KEY" > {tmp_path}/words; exit 2')
+    write(program, f'echo "$* $WINDLASS_API_KEY" > "{tmp_path}/words"; exit 2')
     server = OwnServer(["m", "--kv", "fp32"])
     with pytest.raises(Unavailable):
         asyncio.run(server.start())
@@ -61,7 +61,7 @@ def test_its_words_and_environment(program: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_it_is_stopped_while_it_loads(program: Path, tmp_path: Path) -> None:
-    write(program, f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 1000")
+    write(program, f'echo $$ > "{tmp_path}/new"; mv "{tmp_path}/new" "{tmp_path}/pid"; exec sleep 1000')
 
     async def run() -> int:
         server = OwnServer(["m"])
@@ -83,7 +83,7 @@ def test_it_is_stopped_while_it_loads(program: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells children that their parent ended")
 def test_it_ends_with_who_started_it(program: Path, tmp_path: Path) -> None:
-    write(program, f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 1000")
+    write(program, f'echo $$ > "{tmp_path}/new"; mv "{tmp_path}/new" "{tmp_path}/pid"; exec sleep 1000')
     code = (
         "import asyncio, sys; from windlass.measure.served.own_server import OwnServer; "
         f"sys.executable = {str(program)!r}; asyncio.run(OwnServer(['m']).start())"
