@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engine"))
 
 from fake_decoder import make_engine

@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fleet"))
 
-from small_root import SmallRoot, WorkerProcess, wait_for, wait_until_gone
+from small_root import SmallRoot, WorkerProcess
 from strangers import attack
 
+from subprocesses import until_gone
+from waiting import until
 from windlass.core.layout import Layout
 from windlass.fleet.protocol.messages import RankEnded, RanksStarted
 
@@ -49,7 +52,7 @@ def stopped_worker_seconds() -> float:
     with begun() as (worker, root, _):
         began = time.monotonic()
         worker.process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: root.lost)
+        until(lambda: root.lost)
         return time.monotonic() - began
 
 
@@ -58,7 +61,7 @@ def silent_root_seconds() -> float:
     with begun() as (_, root, pid):
         began = time.monotonic()
         root.fall_silent()
-        wait_until_gone([pid])
+        until_gone(pid)
         return time.monotonic() - began
 
 
@@ -74,7 +77,7 @@ def crowded_door_seconds() -> float:
         strangers = threading.Thread(target=attack, args=(worker.port, [hold] * 150, 10.0, 150))
         strangers.start()
         try:
-            wait_for(lambda: any("too many" in line for line in worker.lines()))
+            until(lambda: any("too many" in line for line in worker.lines()))
             began = time.monotonic()
             SmallRoot(worker.port).close()
             return time.monotonic() - began

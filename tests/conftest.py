@@ -28,6 +28,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Tests talk to 127.0.0.1, which no proxy can reach. What Windlass itself does with one is tested with one.
+for name in ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy"):
+    os.environ.pop(name, None)
+    os.environ.pop(name.upper(), None)
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers share the cores; kernels that wait for each other's threads would wait for each other's processes.
     os.environ.setdefault("WINDLASS_THREADS", "1")

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "fleet"))
 sys.path.insert(0, str(Path(__file__).parent))
 

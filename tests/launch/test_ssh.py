@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -110,7 +111,7 @@ def test_workers_come_and_go_with_the_launch(place: Path, how: signal.Signals) -
     hosts = hostfile(place, f"127.0.0.1 port={first}", f"me@localhost address=127.0.0.1 port={second}")
     with launched("--hostfile", hosts, "--secret-file", place / "secret") as launch:
         launch.until("2 workers are up")
-        assert f"--workers 127.0.0.1:{first},127.0.0.1:{second} --secret-file {place / 'secret'}" in launch.said
+        assert f"--workers 127.0.0.1:{first},127.0.0.1:{second} --secret-file {shlex.quote(str(place / 'secret'))}" in launch.said
         assert "[me@localhost]" in launch.said and listens(first) and listens(second)
         assert SECRET not in command_lines() + launch.said
         status = launch.end(how)

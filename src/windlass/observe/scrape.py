@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Callable
 
 from windlass.core.model import Frozen
+from windlass.wire.client.url import open_url
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 16 * 2**20
@@ -32,7 +33,7 @@ def http_source(job: str, address: str, key: str = "") -> Source:
 def fetch(url: str, key: str = "", timeout_seconds: float = TIMEOUT_SECONDS) -> str:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
+        with open_url(request, timeout_seconds) as response:
             return response.read(MAX_BYTES).decode("utf-8", "replace")
     except urllib.error.HTTPError as error:
         error.close()

@@ -358,7 +358,7 @@ sys.exit(start(sys.argv[2], RunOptions(), fake.opener_of(fake.FakeClient(deltas,
 def test_on_a_terminal(model: Path, tmp_path: Path) -> None:
     """Reasoning is dim, a model cannot steer the terminal, Ctrl-C and Ctrl-D do what they should, and history is kept."""
     parent, child = pty.openpty()
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
     environment.pop("NO_COLOR", None)
     arguments = [sys.executable, "-c", PTY_PROGRAM, str(Path(__file__).with_name("fake_client.py")), str(model)]
     program = subprocess.Popen(arguments, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True)

@@ -20,6 +20,7 @@ import msgspec
 
 from windlass.errors import BadInput
 from windlass.observe.alerts.state import Change
+from windlass.wire.client.url import open_url
 
 TIMEOUT_SECONDS = 10.0
 ATTEMPTS = 3
@@ -101,7 +102,7 @@ def webhook(url: str) -> QueuedNotifier:
 
 def _post(url: str, body: bytes) -> None:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
+    with open_url(request, TIMEOUT_SECONDS):
         pass
 
 

@@ -29,6 +29,7 @@ from windlass.observe.top.view import (
     server_view,
     train_view,
 )
+from windlass.wire.client.url import open_url
 
 CURVE_POINTS = 120
 HISTORY_SECONDS = 15.0
@@ -172,7 +173,7 @@ class TopReader:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         request = urllib.request.Request(f"{address.url}/windlass/requests/{number}", headers=headers, method="DELETE")
         try:
-            with urllib.request.urlopen(request, timeout=5.0):
+            with open_url(request, 5.0):
                 return ""
         except urllib.error.HTTPError as error:
             error.close()

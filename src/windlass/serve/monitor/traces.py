@@ -20,6 +20,7 @@ import msgspec
 from windlass import __version__
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
+from windlass.wire.client.url import open_url
 
 MAX_QUEUED = 2048
 MAX_BATCH = 256
@@ -91,7 +92,7 @@ class TraceExporter:
         body = msgspec.json.encode(spans_json(batch))
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"}, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
+            with open_url(request, TIMEOUT_SECONDS):
                 self.num_sent += len(batch)
         except (OSError, ValueError):
             self.num_lost += len(batch)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from windlass.core.client import Unavailable
 from windlass.errors import BadInput, MissingExtra
 from windlass.wire.client.errors import error_from_response, read_error, read_retry_after
+from windlass.wire.client.url import LOOPBACK
 from windlass.wire.sse import DONE, BrokenEventStream, EventParser
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 DRAIN_SECONDS = 1.0
 """For a server to close its stream after `[DONE]`."""
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_ERROR_BYTES = 65_536
 
 
