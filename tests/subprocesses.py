@@ -20,8 +20,8 @@ from waiting import HUNG_SECONDS, until
 PROC = Path("/proc")
 
 
-LASTING: set[int] = set()
-"""Processes that serve tests of several files; all others end with the file that started them (time_limits.py)."""
+LASTING = {"PYTEST_LASTING": "1"}
+"""In the environment of processes that serve tests of several files; all others end with the file that started them (time_limits.py)."""
 
 
 class Process(NamedTuple):
@@ -87,6 +87,17 @@ def python_program(path: Path, code: str) -> Path:
     path.write_text(f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} \"$0\" \"$@\"\n' '''\n{code}")
     path.chmod(0o700)
     return path
+
+
+@contextlib.contextmanager
+def lasting() -> Generator[None]:
+    """Of a fixture of the whole session: what is started inside serves tests of several files."""
+    os.environ.update(LASTING)
+    try:
+        yield
+    finally:
+        for name in LASTING:
+            del os.environ[name]
 
 
 @contextlib.contextmanager

@@ -155,8 +155,10 @@ class RunLimit:
         self._over.set()
 
     def _run(self) -> None:
-        if self._over.wait(RUN_SECONDS):
-            return
+        if not self._over.wait(RUN_SECONDS):
+            self.end()
+
+    def end(self) -> None:
         now, processes = time.monotonic(), descendants()
         running = "".join(f"  {test}, for {now - since:.0f} s\n" for test, since in self._running.items()) or "  none\n"
         text = (
@@ -232,9 +234,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     result = yield
     if nextitem is None or nextitem.path != item.path:
         end = time.monotonic() + LEFT_SECONDS
-        while left := [one for one in descendants() if one.pid not in LASTING]:
+        while left := [one for one in descendants() if not LASTING.items() <= environment(one.pid).items()]:
             if time.monotonic() > end:
-                LASTING.update(one.pid for one in left)  # said once, should it not end
                 kill(one.pid for one in left)
                 pytest.fail(
                     f"tests of {item.path.name} leave processes behind, which are ended now:\n{listed(left)}", pytrace=False

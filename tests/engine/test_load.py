@@ -194,11 +194,19 @@ def test_absent_devices_are_named(small: Model) -> None:
                 load_model(Launch(model=str(small.folder), device=device))
 
 
-def test_too_little_memory_is_said_with_numbers(small: Model) -> None:
+def test_too_little_memory_is_said_with_numbers(small: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even with the disk: buffers and what every step reads have to be in memory."""
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path))
     with pytest.raises(DoesNotFit, match=r"the weights need .* are missing; raise --host-memory.*the process uses") as caught:
         load_model(Launch(model=str(small.folder), device="cpu", host_memory=256 * 2**20))
     assert caught.value.short_bytes > 0
+
+
+def test_a_home_that_cannot_be_written_to_is_said(small: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(BadInput, match=r"cannot be created .*--disk-folder"):
+        load_model(Launch(model=str(small.folder), device="cpu", host_memory=256 * 2**20))
 
 
 def test_a_model_without_a_tokenizer_takes_tokens(small: Model, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ for folder in (str(TESTS), str(HERE)):
 
 from serving import Running, running  # noqa: E402
 
+from subprocesses import lasting  # noqa: E402
 from waiting import hear_interrupts  # noqa: E402
 
 hear_interrupts()
@@ -35,5 +37,7 @@ def smollm2_server(smollm2: Path) -> Generator[Running]:
     from windlass.engine.client.client import open_client
 
     launch = Launch(model=str(smollm2), device="cpu", context_tokens=1024, max_sequences=8)
-    with running(lambda: open_client(launch), model="smollm2", stuck_seconds=60.0) as server:
+    with ExitStack() as stack:
+        with lasting():
+            server = stack.enter_context(running(lambda: open_client(launch), model="smollm2", stuck_seconds=60.0))
         yield server

@@ -120,7 +120,13 @@ def tier_folder(launch: Launch, key: str) -> TierFolder:
     """The given folder, where files are kept; else one in the cache, where they have no name and vanish with the process."""
     if launch.disk_folder is None:
         path = cache_dir() / "offload"
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(
+                f"what does not fit into memory is kept in a file, and {path} cannot be created ({error.strerror}); "
+                "name a folder on a fast local disk with --disk-folder"
+            ) from None
         clear_leftovers(path)
         return TierFolder(path, keep=False, key=key)
     path = Path(launch.disk_folder)

@@ -101,10 +101,9 @@ def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", SERVER, str(there.fileno())]
     started = subprocess.Popen(
-        command, env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        command, env=environment | LASTING, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
     there.close()
-    LASTING.add(started.pid)
     return here, started
 
 

@@ -45,7 +45,7 @@ SSH = """#!/bin/sh
 # Stands for ssh: the last two words are a host and a command; a host is a folder of its own.
 while [ "$#" -gt 2 ]; do shift; done
 [ -d "$HOSTS/$1" ] || { echo "ssh: Could not resolve hostname $1" >&2; exit 255; }
-ROOT="$HOSTS/$1" exec sh -c "$(printf %s "$2" | sed "s#/disk#$HOSTS/$1/disk#g")"
+ROOT="$HOSTS/$1" exec sh -c "$(printf %s "$2" | sed "s#/disk[^ ]*#\\"$HOSTS/$1&\\"#g")"
 """
 
 
