@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import random
 import re
 import signal
 import sys
@@ -115,11 +116,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "WINDLASS_TEST_ORDER" in os.environ:
+        shuffle(items, os.environ["WINDLASS_TEST_ORDER"])
     for item in items:
         marks, file = {mark.name for mark in item.iter_markers()}, _named(item.path)
         wanted = file in CHEAP_FILES or ("pure" in marks and file not in SLOW_FILES)
         if wanted and not marks & {"gpu", "long", "multi"}:
             item.add_marker("quick")
+
+
+def shuffle(items: list[pytest.Item], seed: str) -> None:
+    """Files in another order, and the tests of each: no test may depend on what ran before it. The same order in every worker."""
+    chance, by_file = random.Random(seed), defaultdict[Path, list[pytest.Item]](list)
+    for item in items:
+        by_file[item.path].append(item)
+    files = list(by_file.values())
+    chance.shuffle(files)
+    for tests in files:
+        chance.shuffle(tests)
+    items[:] = [item for tests in files for item in tests]
 
 
 # --- what is missing is said once -------------------------------------------------------------------------------------
