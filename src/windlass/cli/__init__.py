@@ -20,9 +20,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 def execute(argv: list[str]) -> int:
     from windlass.cli.app import invoke
-    from windlass.machine.folders import ensure_home
 
-    ensure_home()
+    if "HOME" not in os.environ:
+        from windlass.machine.folders import ensure_home
+
+        ensure_home()
     try:
         code = invoke(argv)
         sys.stdout.flush()
