@@ -97,5 +97,6 @@ def test_loads_are_shortened_alike_until_they_fit(context: int, at_once: list[in
     for before, after in zip(loads, found, strict=True):
         assert (after.at_once, after.requests) == (before.at_once, before.requests)
         assert after.prompt_tokens >= 1 and after.new_tokens >= 2
-        assert after.prompt_tokens + after.new_tokens <= max(context, 4)  # of 3, a prompt of 2.4 and an answer of 0.6 that is 2 at least
+        # Of 3, a prompt of 2.4 and an answer of 0.6 that is 2 at least.
+        assert after.prompt_tokens + after.new_tokens <= max(context, 4)
         assert abs(after.prompt_tokens - before.prompt_tokens * context / longest) <= 1
