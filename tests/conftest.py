@@ -89,14 +89,16 @@ def pytest_collection() -> Generator[None, object, object]:
 SLOW_FILES = frozenset(
     "cli/eval/test_command cli/eval/test_harness cli/observe/test_observe serve/monitor/test_watching "
     "convert/test_layout formats/hub/test_download formats/hub/test_hub formats/hub/test_local launch/vllm_engine/test_process "
-    "serve/clients/test_node serve/load/test_pressure serve/page/test_page serve/page/test_page_markdown serve/api/test_schema "
-    "serve/monitor/test_rolling text/tokenize/test_gguf_tokenizer weights/text/test_files".split()
+    "measure/served/client/test_target plan/speed/test_published_rows plan/speed/test_spread plan/training/test_command "
+    "serve/batch/test_batches serve/clients/test_node serve/clients/test_openai serve/load/test_pressure serve/page/test_page "
+    "serve/page/test_page_markdown serve/api/test_schema serve/monitor/test_rolling test_suite text/tokenize/test_gguf_tokenizer "
+    "train/logging/test_logging weights/text/test_files wire/client/test_http_client".split()
 )
 """Of pure tests, those that take seconds: browsers, servers, thousands of requests, whole vocabularies."""
 CHEAP_FILES = frozenset(
     "engine/sample/test_masks engine/execute/test_runner formats/dllama/test_tokenizer formats/safetensors/test_store "
     "kernels/program/test_arena kernels/ops/test_attention kernels/ops/test_experts kernels/ops/test_linear kernels/ops/test_route "
-    "kernels/test_head_groups measure/test_weight_bytes quant/test_bounds quant/test_packed weights/load/test_dictionary "
+    "kernels/test_head_groups measure/test_weight_bytes quant/test_bounds weights/load/test_dictionary "
     "weights/tensors/test_slices weights/test_source".split()
 )
 """Of tests that need torch, those that take milliseconds."""
