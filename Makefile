@@ -46,7 +46,7 @@ test: lint types  ## install everything; lint, types, and all tests that need no
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long"
 
 elsewhere: $(DEV)  ## the tests as on somebody else's machine (tests/elsewhere says how it differs); needs root and Linux
-	tests/elsewhere -n $(JOBS) --dist worksteal
+	tests/elsewhere -n $(JOBS) --dist worksteal $(TESTS)
 
 long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks; and many more examples of every property
 	WINDLASS_SOAK_MINUTES=5 WINDLASS_EXAMPLES=long $(BIN)/python -m pytest -m "(long or hypothesis) and not gpu"
