@@ -80,10 +80,10 @@ def undisturbed(int4: Path) -> list[Answer]:
     return alone(int4, questions(NEW_TOKENS))
 
 
-@pytest.fixture(scope="module")
-def cluster(int4: Path, hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
-    """A root and two workers, in their first epoch. The last test ends them."""
-    made = Cluster(hosts, tmp_path_factory.mktemp("cluster"), int4, ("-c", SOON_STEADY))
+@pytest.fixture
+def cluster(int4: Path, hosts: Hosts, tmp_path: Path) -> Generator[Cluster]:
+    """A root and two workers, in their first epoch."""
+    made = Cluster(hosts, tmp_path, int4, ("-c", SOON_STEADY))
     for number in (2, 3):
         made.start_worker(number)
     made.start_root(WORDS)
