@@ -55,12 +55,6 @@ def test_good_text_is_not_called_damaged(tmp_path: Path, tokenizer: Path, text: 
     assert (counts.replacement, counts.mojibake, counts.control) == (0, 0, 0)
 
 
-def test_bytes_that_are_no_utf8_count_as_damage(tmp_path: Path, tokenizer: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
-    report = check([str(tmp_path / "latin.txt")], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
-    assert report.counts.replacement == 1 and report.counts.documents == 1
-
-
 def test_empty_and_long_and_dumb_documents_are_counted(tmp_path: Path, tokenizer: Path) -> None:
     dumb = {"messages": [{"role": "user", "content": "anyone there?"}]}
     lines = [{"text": ""}, {"text": " \n"}, {"messages": []}, {"text": "zq" * 100}, {"text": "short"}, dumb]

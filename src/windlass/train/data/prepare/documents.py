@@ -13,10 +13,10 @@ import msgspec
 from windlass.errors import BadInput
 from windlass.train.data.prepare.inputs import FileSpan
 from windlass.train.data.prepare.parquet import read_rows
+from windlass.train.data.prepare.plain_text import NotText, decoded, signature
 
 TEXT, MESSAGES, TOOLS = "text", "messages", "tools"
 _BLOCK_BYTES = 1 << 20
-_ENCODINGS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
 
 class Document(NamedTuple):
@@ -39,23 +39,31 @@ def read_documents(piece: FileSpan, field: str | None) -> Iterator[Document | Ba
     path = Path(piece.path)
     try:
         if piece.kind == "text":
-            yield Document(piece.path, _decoded(path.read_bytes()))
+            yield _whole_file(path)
         elif piece.kind == "jsonl":
             yield from _json_lines(piece, path, field)
         else:
             for row, values in read_rows(path, piece.start, piece.stop, [field] if field else [MESSAGES, TEXT, TOOLS]):
-                yield _document(values, f"{path}, row {row + 1}", field)
+                place = f"{path}, row {row + 1}"
+                yield BadRecord(place, values) if isinstance(values, str) else _document(values, place, field)
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _decoded(content: bytes) -> str:
-    """UTF-8, or as the byte order mark says; invalid bytes become replacement characters, which the report counts."""
-    encoding = next((name for mark, name in _ENCODINGS if content.startswith(mark)), "utf-8")
-    return content.decode(encoding, errors="replace")
+def _whole_file(path: Path) -> Document | BadRecord:
+    try:
+        return Document(str(path), decoded(path.read_bytes()))
+    except NotText as error:
+        return BadRecord(str(path), str(error))
 
 
 def _json_lines(piece: FileSpan, path: Path, field: str | None) -> Iterator[Document | BadRecord]:
+    packed = _packed(path)
+    if packed is not None:
+        yield BadRecord(
+            str(path), f"is {packed} data, not JSON, from byte 0; unpack it first, or name it .jsonl.gz if it is gzip"
+        )
+        return
     for offset, line in _lines(piece, path):
         if not line.strip():
             continue
@@ -66,6 +74,13 @@ def _json_lines(piece: FileSpan, path: Path, field: str | None) -> Iterator[Docu
             yield BadRecord(place, f"not JSON: {error}")
             continue
         yield _document(values, place, field)
+
+
+def _packed(path: Path) -> str | None:
+    """The format of a file that is no JSON although it is called so."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as stream:
+        return signature(stream.read(8))
 
 
 def _lines(piece: FileSpan, path: Path) -> Iterator[tuple[int, bytes]]:

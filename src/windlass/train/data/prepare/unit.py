@@ -18,6 +18,7 @@ from windlass.train.data.prepare.documents import BadRecord, Document, line_numb
 from windlass.train.data.prepare.encoding import Encoded, Encoder
 from windlass.train.data.prepare.inputs import WorkUnit
 from windlass.train.data.prepare.near_duplicates import hashed_words, signatures, text_hash
+from windlass.train.data.prepare.plain_text import too_many_controls
 from windlass.train.data.prepare.processes import report_progress
 from windlass.train.data.prepare.quality import QualityCounts
 from windlass.train.data.prepare.write_shards import TokenShardWriter, token_type_for
@@ -123,6 +124,8 @@ class UnitWork:
 
     def _readable(self, found: Document | BadRecord, counts: QualityCounts) -> _Rendered | None:
         rendered = self._rendered(found) if isinstance(found, Document) else found
+        if isinstance(rendered, _Rendered) and (why := too_many_controls(rendered.text)) is not None:
+            rendered = BadRecord(rendered.place, why)
         if isinstance(rendered, BadRecord):
             if not self._settings.skip_bad:
                 raise BadInput(f"{_with_line(rendered.place)}: {rendered.why}")
