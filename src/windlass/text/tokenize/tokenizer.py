@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.errors import BadInput, MissingExtra
+from windlass.core.client import Broken
+from windlass.errors import BadInput
+from windlass.text.tokenize.build import build_tokenizer, library_reason
 
 if TYPE_CHECKING:
     import tokenizers
@@ -59,15 +61,21 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special`: add special tokens (BOS). False for a rendered chat, which has its own."""
-        if len(text) < LONG_CHARACTERS:
-            return self.backend.encode(text, add_special_tokens=special).ids
-        # Releases the GIL, so that other threads can run.
-        return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        try:
+            if len(text) < LONG_CHARACTERS:
+                return self.backend.encode(text, add_special_tokens=special).ids
+            # Releases the GIL, so that other threads can run.
+            return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        except BaseException as error:  # noqa: BLE001 - a tokenizer.json may be such that the library fails, or panics, on some texts
+            raise Broken(f"the model's tokenizer cannot encode this text: {library_reason(error)}") from None
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        if len(tokens) < LONG_CHARACTERS:
-            return self.backend.decode(list(tokens), skip_special_tokens=skip_special)
-        return self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0]  # as above
+        try:
+            if len(tokens) < LONG_CHARACTERS:
+                return self.backend.decode(list(tokens), skip_special_tokens=skip_special)
+            return self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0]  # as above
+        except BaseException as error:  # noqa: BLE001 - as above
+            raise Broken(f"the model's tokenizer cannot decode these tokens: {library_reason(error)}") from None
 
     @cached_property
     def _texts(self) -> dict[tuple[int, bool], str]:
@@ -155,18 +163,10 @@ class IncrementalDecoder:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    try:
-        import tokenizers
-    except ImportError:
-        raise MissingExtra("tokenizers", "run", "tokenizing text") from None
     file = directory / "tokenizer.json"
     if not file.is_file():
         raise BadInput(f"{directory} has no tokenizer.json; copy it from the original model")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001 - the library raises Exception itself for a damaged file
-        raise BadInput(f"{file} is not a tokenizer: {str(error).splitlines()[0] if str(error) else 'unreadable'}") from None
-    return Tokenizer(backend, _config(directory / "tokenizer_config.json"))
+    return Tokenizer(build_tokenizer(file.read_bytes(), str(file)), _config(directory / "tokenizer_config.json"))
 
 
 def _config(file: Path) -> dict[str, Any]:

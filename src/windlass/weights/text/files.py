@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 
 from windlass.core.model import Frozen
-from windlass.errors import BadInput, MissingExtra
+from windlass.errors import BadInput
 from windlass.text.chat.template import chat_template, special_tokens
+from windlass.text.tokenize.build import build_tokenizer
 from windlass.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from windlass.weights.files import model_file, own_generation_config
-
-if TYPE_CHECKING:
-    import tokenizers
 
 
 class SamplingDefaults(Frozen):
@@ -126,7 +124,7 @@ def _of_gguf(path: Path) -> ModelText:
     metadata = read_header(_first_shard(path)).metadata
     files = tokenizer_files(metadata, str(path))
     config = files["tokenizer_config.json"]
-    tokenizer = Tokenizer(_backend(files["tokenizer.json"], path), config)
+    tokenizer = Tokenizer(build_tokenizer(msgspec.json.encode(files["tokenizer.json"]), f"{path}: its vocabulary"), config)
     ends = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom"))
     defaults = {name: metadata.get(f"general.sampling.{key}") for name, key in _SAMPLING.items()}
     return ModelText(
@@ -146,19 +144,6 @@ def _first_shard(path: Path) -> Path:
     return first if first.is_file() else path
 
 
-def _backend(values: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
-    try:
-        import tokenizers
-    except ImportError:
-        raise MissingExtra("tokenizers", "run", "turning text into tokens") from None
-    try:
-        return tokenizers.Tokenizer.from_str(msgspec.json.encode(values).decode())
-    except Exception as error:  # noqa: BLE001 - the library raises Exception itself for what it cannot read
-        raise BadInput(
-            f"{path}: the tokenizer cannot be built from its vocabulary: {(str(error).splitlines() or ['unreadable'])[0]}"
-        ) from None
-
-
 # --- Distributed Llama
 
 
@@ -172,7 +157,7 @@ def _of_dllama(path: Path) -> ModelText:
     stored = read_tokenizer(file)
     config = tokenizer_config(stored)
     return ModelText(
-        tokenizer=Tokenizer(_backend(tokenizer_json(stored), file), config),
+        tokenizer=Tokenizer(build_tokenizer(msgspec.json.encode(tokenizer_json(stored)), f"{file}: its vocabulary"), config),
         chat_template=stored.own_template or None,
         special_tokens=special_tokens(config),
         stop_ids=stored.eos_ids,
