@@ -41,9 +41,10 @@ class Counted(NamedTuple):
 
     sent_bytes: int
     received_bytes: int
+    sent_packets: int
 
     def since(self, earlier: Counted) -> Counted:
-        return Counted(self.sent_bytes - earlier.sent_bytes, self.received_bytes - earlier.received_bytes)
+        return Counted(*(now - then for now, then in zip(self, earlier, strict=True)))
 
 
 class Held(NamedTuple):
@@ -166,7 +167,7 @@ class Hosts:
         text = self._in_bridge("cat", "/proc/net/dev")
         line = next(line for line in text.splitlines() if line.strip().startswith(f"p{number}:"))
         fields = [int(field) for field in line.split(":")[1].split()]
-        return Counted(sent_bytes=fields[0], received_bytes=fields[8])
+        return Counted(sent_bytes=fields[0], received_bytes=fields[8], sent_packets=fields[1])
 
     # --- what happens in a host --------------------------------------------------------------------------------------------
 
