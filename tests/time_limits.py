@@ -33,6 +33,7 @@ RUN_SECONDS = float(os.environ.get("WINDLASS_TEST_RUN_SECONDS", 3600))
 """Of `make test`: it takes a ninth of it alone. Not of runs that `long` tests are part of."""
 GRACE_SECONDS = 20.0
 """Between one way to end a test and the next harder one."""
+SECONDS_TO_PRINT = 0.5
 OWNERS = "PYTEST_OWNERS"
 """In the environment of all that is started, whoever its parent is by now: the pytest processes that it belongs to, as `/12/34/`."""
 RUNNERS = re.compile(r"/site-packages/(_pytest|pluggy|xdist|execnet)/|^<string>$")
@@ -167,12 +168,13 @@ class RunLimit:
         )
         with contextlib.suppress(OSError):
             os.write(self._stream, text.encode())
-        for one in processes:  # workers print their stacks (faulthandler.register below) before they end
+        # Workers print their stacks (faulthandler.register below) before they end: one at a time, since they write it in small pieces.
+        for one in processes:
             if one.parent == os.getpid():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(one.pid, signal.SIGUSR2)
+                time.sleep(SECONDS_TO_PRINT)
         faulthandler.dump_traceback(self._stream)
-        time.sleep(1.0)
         kill(one.pid for one in processes)
         os._exit(70)
 
