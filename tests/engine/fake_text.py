@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import string
+from contextlib import suppress
 
 import tokenizers
 
+from windlass.core.request import Request
+from windlass.engine.client.text_processor import EncodedRequest, TextProcessor
+from windlass.errors import BadInput
+from windlass.text.chat.template import render_chat
 from windlass.text.tokenize.tokenizer import Tokenizer
 from windlass.weights.text.files import ModelText, SamplingDefaults
 
@@ -33,3 +38,16 @@ def ids(text: str) -> list[int]:
 
 def words(token_ids: list[int]) -> str:
     return "".join(CHARACTERS[token] for token in token_ids)
+
+
+def rendered(processor: TextProcessor, request: Request) -> str:
+    """A chat, in this process; clients have it done in another."""
+    *others, last = processor.chat_texts(request)
+    for text in others:
+        with suppress(BadInput):
+            return render_chat(text.template, **text.values)
+    return render_chat(last.template, **last.values)
+
+
+def encoded(processor: TextProcessor, request: Request) -> EncodedRequest:
+    return processor.encode_request(request, rendered=rendered(processor, request) if request.messages is not None else "")

@@ -29,6 +29,10 @@ class Busy(Unavailable):
     """Overloaded; retry later."""
 
 
+class Slowed(Busy):
+    """Refused for a while: too many of this user's requests needed more than they are given, or ended an engine."""
+
+
 class Broken(Error):
     """Generation failed for one valid request, for example with NaN logits; others are not affected. Retrying will hardly help."""
 

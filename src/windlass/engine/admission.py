@@ -6,9 +6,11 @@ import heapq
 from collections.abc import Container, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from windlass.core.client import Broken
 from windlass.engine.protocol import Submit
 from windlass.engine.sample.grammar import CompiledGrammar
-from windlass.errors import BadInput, Error
+from windlass.errors import Error
+from windlass.text.tokenize.build import library_reason
 
 SECONDS_TO_WAIT = 0.005
 """For a grammar, if there is nothing else to do, before commands are read again."""
@@ -57,7 +59,8 @@ def compiled_of(future: Future[CompiledGrammar]) -> CompiledGrammar:
         return future.result()
     if isinstance(error, Error):
         raise error
-    raise BadInput(f"the constraint cannot be compiled: {type(error).__name__}; simplify it", field="constraint")
+    why = f"{type(error).__name__}: {library_reason(error)}"
+    raise Broken(f"the engine could not compile the constraint, which a worker could: {why}")
 
 
 class Deadlines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from windlass.core.client import Late
+from windlass.core.client import Broken, Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
 from windlass.engine.protocol import Finish, PrefillStats, Submit
 from windlass.engine.sample.grammar import GrammarMatcher, WithoutStops
@@ -99,7 +99,7 @@ def finish_unstarted(submit: Submit, reason: FinishReason, error: Error | None) 
     usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
     if error is None:
         return Finish(reason, usage, Timings())
-    kind = type(error).__name__ if isinstance(error, BadInput) else BadInput.__name__
+    kind = type(error).__name__ if isinstance(error, BadInput) else "" if isinstance(error, Broken) else BadInput.__name__
     return Finish(reason, usage, Timings(), None, str(error), kind, getattr(error, "field", ""))
 
 

@@ -433,7 +433,7 @@ async def test_long_work_does_not_hold_up_the_event_loop() -> None:
     threads: list[str] = []
     text = model_text(TEMPLATE + "{{ tools }}")
     async with opened(text) as client:
-        for name in ("encode_request", "chat_tokens", "prompt_tokens", "decode"):
+        for name in ("encode_request", "plain_tokens", "prompt_tokens", "decode"):
             real = getattr(client._text_processor, name)
 
             def noted(*asked: Any, real: Callable[..., Any] = real) -> Any:
@@ -445,7 +445,7 @@ async def test_long_work_does_not_hold_up_the_event_loop() -> None:
         tool = {"name": "f", "parameters": {"enum": ["x" * 60_000]}}
         await client.detokenize([1] * 60_000)
         await client.tokenize("x" * 60_000)
-        await client.tokenize([empty] * 9000)
+        await client.tokenize([{"role": "user", "content": "hello"}] * 9000)
         for asked in (Request(messages=(empty,) * 9000), Request(messages=(empty,), tools=(tool,))):
             with pytest.raises(BadInput):
                 await gathered(client, msgspec.structs.replace(asked, max_tokens=1000))

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from byte_vocab import TEXTUAL
-from fake_text import model_text
+from fake_text import encoded, model_text
 
 from windlass.core.request import Request, TokenLogprob
 from windlass.engine.client.text_processor import TextProcessor
@@ -37,7 +37,7 @@ HELLO: dict[str, Any] = {"role": "user", "content": "hi"}
 
 def rendered(template: str, **request: Any) -> str:
     wording = TextProcessor(dataclasses.replace(model_text(template), tokenizer=TEXTUAL.tokenizer))
-    return wording.decode(wording.encode_request(Request(**request)).tokens)
+    return wording.decode(encoded(wording, Request(**request)).tokens)
 
 
 def test_a_template_without_tools_gets_them_by_convention() -> None:
@@ -59,7 +59,7 @@ def test_a_template_without_a_system_role_gets_them_in_the_first_question() -> N
 
 def test_a_call_by_convention_is_read() -> None:
     wording = TextProcessor(dataclasses.replace(model_text(CHATML), tokenizer=TEXTUAL.tokenizer))
-    stream = wording.encode_request(Request(messages=(HELLO,), tools=(TOOL,))).stream
+    stream = encoded(wording, Request(messages=(HELLO,), tools=(TOOL,))).stream
     written = TEXTUAL.tokenizer.encode('<tool_call>\n{"name": "f", "arguments": {"k": 1}}\n</tool_call>', special=False)
     [call] = stream.push(written).tool_calls
     assert (call.name, call.arguments) == ("f", '{"k": 1}')

@@ -10,10 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from fake_text import encoded  # noqa: E402
+
 from windlass.bundled.tasks import held_out  # noqa: E402
 from windlass.core.launch import Launch, check_launch  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
-from windlass.core.request import GREEDY, Sampling  # noqa: E402
+from windlass.core.request import GREEDY, Request, Sampling  # noqa: E402
 from windlass.engine.client.text_processor import TextProcessor  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.engine.protocol import Submit, TokenizerData  # noqa: E402
@@ -27,6 +29,10 @@ pytestmark = pytest.mark.cpu
 
 PROPERTIES = '{"a": {"type": "integer"}, "b": {"type": "string"}}'
 JSON = '{"grammars": [{"json_schema": {"type": "object", "properties": ' + PROPERTIES + ', "required": ["a", "b"]}}]}'
+
+
+def question_tokens(processor: TextProcessor, question: str) -> list[int]:
+    return encoded(processor, Request(messages=({"role": "user", "content": question},))).tokens
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,7 +54,7 @@ def requests(path: Path) -> list[Submit]:
     """Problems, greedy and sampled, with penalties, with log-probabilities; texts of any kind; a grammar."""
     text = model_text(path)
     processor, stops = TextProcessor(text), list(text.stop_ids)
-    prompts = [processor.chat_tokens([{"role": "user", "content": problem.prompt}]) for problem in held_out(1, seed=5)]
+    prompts = [question_tokens(processor, problem.prompt) for problem in held_out(1, seed=5)]
     ways: list[dict[str, Any]] = [
         {"sampling": GREEDY},
         {"sampling": Sampling(temperature=1.0, seed=1), "logprobs": 2},
@@ -97,7 +103,7 @@ def test_the_mtp_layer_is_right_more_often_than_not(path: Path) -> None:
     assert engine.speculation is not None
     engine.speculation.controls["model"] = type(engine.speculation.controls["model"])(auto=False, max_drafts=1)
     for number, problem in enumerate(held_out(2, seed=9)):
-        prompt = processor.chat_tokens([{"role": "user", "content": problem.prompt}])
+        prompt = question_tokens(processor, problem.prompt)
         engine.submit(Submit(number, prompt, GREEDY, max_tokens=60, stop_token_ids=list(text.stop_ids)))
     while engine.has_work:
         engine.step()

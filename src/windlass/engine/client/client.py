@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ from windlass.engine.protocol import (
 )
 from windlass.engine.timeline import mark
 from windlass.errors import BadInput
+from windlass.text.isolated.pool import IsolatedPool
+from windlass.text.isolated.process import Vocabulary
 from windlass.text.parse.stream import TextStream, joined_pieces
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
@@ -61,6 +63,7 @@ class EngineClient:
     ) -> None:
         """`max_crashes`: engine crashes that a request survives before it fails."""
         self._text_processor = TokenOnlyProcessor() if text is None else TextProcessor(text)
+        self._isolated = IsolatedPool(self._grammar_vocabulary)
         self._requests = EngineRequests(make_transport, progress, self._text_processor.vocabulary, max_crashes)
         self._background = BackgroundPool()
 
@@ -76,6 +79,8 @@ class EngineClient:
 
     async def ready(self) -> Info:
         """Loads the model now instead of with the first request."""
+        if self._text_processor.has_chat:
+            self._isolated.start()
         await self._requests.ready()
         return await self.info()
 
@@ -89,9 +94,7 @@ class EngineClient:
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         began = time.monotonic()
-        size = _size(request)
-        context = await self._context(request, size)
-        encoded = await self._background.run(lambda: self._text_processor.encode_request(request, context), size)
+        encoded = await self._encode(request)
         submit = await self._submit(request, encoded, began)
         builder = _DeltaBuilder(encoded.stream, len(encoded.tokens))
         async with aclosing(self._requests.outputs(submit)) as batches:
@@ -159,15 +162,50 @@ class EngineClient:
             return await self._background.run(lambda: self._text_processor.plain_tokens(text), len(text))
         if isinstance(text, str):
             return await self._background.run(lambda: self._text_processor.prompt_tokens(Request(prompt=text)), len(text))
-        size = size_of(*text[:LONG_CHARACTERS], *tools)
-        return await self._background.run(lambda: self._text_processor.chat_tokens(text, tools), size)
+        rendered = await self._render(Request(messages=tuple(map(dict, text)), tools=tuple(map(dict, tools))), None)
+        return await self._background.run(lambda: self._text_processor.plain_tokens(rendered), len(rendered))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return await self._background.run(lambda: self._text_processor.decode(token_ids), len(token_ids))
 
     async def close(self) -> None:
         self._background.close()
+        self._isolated.close()
         await self._requests.close()
+
+    # --- requests to tokens
+
+    async def _encode(self, request: Request) -> EncodedRequest:
+        """What others wrote (a template, a schema, a grammar) is tried in processes of their own before anything else depends on it."""
+        try:
+            async with asyncio.timeout(request.deadline_seconds):
+                encoded = await self._encode_text(request)
+                if encoded.grammar:
+                    await self._isolated.check_grammar(encoded.grammar, request.owner)
+                return encoded
+        except TimeoutError:
+            raise Late(timeout_message(request.deadline_seconds)) from None
+
+    async def _encode_text(self, request: Request) -> EncodedRequest:
+        size = _size(request)
+        context = await self._context(request, size)
+        rendered = ""
+        if request.messages is not None:
+            rendered = await self._render(request, context)
+            size = max(size, len(rendered))
+            context = await self._context(request, size)
+        return await self._background.run(lambda: self._text_processor.encode_request(request, context, rendered), size)
+
+    async def _render(self, request: Request, context: int | None) -> str:
+        *others, last = self._text_processor.chat_texts(request, context)
+        for text in others:
+            with suppress(BadInput):
+                return await self._isolated.render(text.template, text.values, request.owner)
+        return await self._isolated.render(last.template, last.values, request.owner)
+
+    def _grammar_vocabulary(self) -> Vocabulary:
+        found = self._text_processor.vocabulary()
+        return Vocabulary(found.tokenizer_json, found.stop_token_ids)
 
     async def _context(self, request: Request | ScoreRequest | EmbedRequest, size: int) -> int | None:
         """Long input is checked against the context before it is tokenized; short input need not wait for an engine."""

@@ -7,6 +7,7 @@ sent once (prompt log-probabilities, prefill statistics) is sent once; the time 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 
 import msgspec
@@ -17,8 +18,10 @@ from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submi
 from windlass.engine.sample.rng import fresh_seed
 from windlass.errors import Error
 
-MAX_CRASHES = 1
-"""Engine crashes a request survives: it may be the one that causes them."""
+MAX_CRASHES = 5
+"""Engine crashes a request survives without being found as their cause."""
+TRIED_TOKENS = 4
+"""So many more, or its end, and a request has not ended its engine again."""
 
 
 class EngineMoved(Unavailable):
@@ -37,6 +40,10 @@ class PendingRequest:
         """Of the task that waits for outputs."""
         self._generated: list[int] = []
         self._num_engines = self._num_crashes = 0
+        self._num_generated_before = 0
+        """Tokens of other engines."""
+        self.is_suspect = False
+        """It was there when an engine crashed."""
         self._submitted = self._resubmitted = self._first = time.perf_counter()
         self._prefill: PrefillStats | None = None
         self._is_scored = False
@@ -48,6 +55,7 @@ class PendingRequest:
     def next_submit(self) -> Submit:
         """The Submit for an engine: the whole request for the first, the rest for later ones."""
         self._num_engines += 1
+        self._num_generated_before = len(self._generated)
         if self._num_engines == 1:
             return self._submit
         self._resubmitted = time.perf_counter()
@@ -65,7 +73,22 @@ class PendingRequest:
         if not isinstance(error, Unavailable):
             return False
         self._num_crashes += 1
+        self.is_suspect = True
         return self._num_crashes <= max_crashes
+
+    @property
+    def has_passed(self) -> bool:
+        """This engine has gone on with it for a while."""
+        return len(self._generated) - self._num_generated_before >= TRIED_TOKENS
+
+    @property
+    def owner(self) -> str:
+        return self._submit.owner
+
+    @property
+    def digest(self) -> bytes:
+        """Of what an engine was asked, whoever asked, and whatever the seed."""
+        return submit_digest(self._submit)
 
     def take(self, output: SequenceOutput) -> None:
         self._generated += output.token_ids
@@ -121,6 +144,12 @@ class PendingRequest:
                 queue_seconds=prefill.queue_seconds, prefill_seconds=prefill.prefill_seconds, decode_seconds=decode_seconds
             ),
         )
+
+
+def submit_digest(submit: Submit) -> bytes:
+    sampling = msgspec.structs.replace(submit.sampling, seed=None)
+    asked = msgspec.structs.replace(submit, id=0, sampling=sampling, owner="", cache_salt="", priority=0, deadline_seconds=None)
+    return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()
 
 
 def _with_seed(submit: Submit) -> Submit:

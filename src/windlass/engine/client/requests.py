@@ -1,19 +1,23 @@
 """Concurrent requests over one transport to an engine: starts it on demand, routes outputs, replays requests when it is lost. No torch.
 
 Requests that were running when an engine was lost are submitted to the next one, which continues after the tokens already returned: the
-caller sees a pause. Without limit when engines move; a limited number of times when engines crash, since a request may be the cause.
+caller sees a pause. Without limit when engines move; a limited number of times when engines crash, since a request may be the cause. Those
+that may be are submitted one after another, so that the next crash shows which one it is: it fails, and is refused for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
-from windlass.core.client import Late, Unavailable
+from windlass.core.client import Broken, Late, Unavailable
 from windlass.core.request import Info
-from windlass.engine.client.replay import EngineMoved, PendingRequest
+from windlass.engine.client.replay import EngineMoved, PendingRequest, submit_digest
 from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import (
     AdapterChanged,
@@ -35,9 +39,15 @@ from windlass.engine.protocol import (
     timeout_message,
 )
 from windlass.errors import Error
+from windlass.text.isolated.offenders import Offenders, group_of
 
 Progress = Callable[[int, int], None]
 """Bytes loaded, and of how many."""
+REFUSED_SECONDS = 600.0
+MAX_REFUSED = 1000
+MOST_CRASHES = 1
+"""By requests of one group within that time; with more it is refused."""
+ENDED_ENGINES = "this request ended the engine, and ended it again when it was repeated; it is refused for ten minutes"
 
 
 class EngineRequests:
@@ -54,6 +64,9 @@ class EngineRequests:
         self._max_crashes = max_crashes
         self._connection: _Connection | None = None
         self._lost: list[_Connection] = []
+        self._refused: dict[bytes, float] = {}
+        """Digests of requests that ended two engines, and when."""
+        self._offenders = Offenders(MOST_CRASHES, REFUSED_SECONDS)
         self._numbers = 0
         self._is_closed = False
 
@@ -82,6 +95,7 @@ class EngineRequests:
 
     async def outputs(self, submit: Submit) -> AsyncGenerator[list[SequenceOutput], None]:
         """Batches of outputs as they arrive; `submit.id` is chosen here. Closing the generator cancels the request."""
+        self._check_refused(submit)
         await self.ready()
         self._numbers += 1
         pending, finished = PendingRequest(self._numbers, submit), False
@@ -158,7 +172,15 @@ class EngineRequests:
 
     def _on_lost(self, connection: _Connection, requests: list[PendingRequest], error: Error) -> None:
         """An engine is lost. Requests that can continue go to the next one, in order of arrival."""
-        again = [pending for pending in requests if not self._is_closed and pending.survives(error, self._max_crashes)]
+        cause = connection.tried if isinstance(error, Unavailable) and not isinstance(error, EngineMoved) else None
+        if cause is not None:
+            self._refuse(cause)
+            requests = [pending for pending in requests if pending is not cause]
+        again = [
+            pending
+            for pending in requests
+            if not self._is_closed and (cause is not None or pending.survives(error, self._max_crashes))
+        ]
         for pending in requests:
             if pending not in again:
                 pending.fail(error)
@@ -175,6 +197,20 @@ class EngineRequests:
             return
         for pending in again:
             following.adopt(pending)
+
+    # --- requests that end engines
+
+    def _check_refused(self, submit: Submit) -> None:
+        if self._refused and time.monotonic() < self._refused.get(submit_digest(submit), -math.inf) + REFUSED_SECONDS:
+            raise Broken(ENDED_ENGINES)
+        self._offenders.check(group_of(submit.owner))
+
+    def _refuse(self, pending: PendingRequest) -> None:
+        self._refused[pending.digest] = time.monotonic()
+        while len(self._refused) > MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._offenders.note(group_of(pending.owner))
+        pending.fail(Broken(ENDED_ENGINES))
 
 
 class _Connection:
@@ -194,6 +230,10 @@ class _Connection:
         self.replaces_moved = False
         """It replaces an engine that moved."""
         self.requests: dict[int, PendingRequest] = {}
+        self._suspects: deque[PendingRequest] = deque()
+        """Not yet submitted to this engine."""
+        self.tried: PendingRequest | None = None
+        """The one of them that was submitted last, as long as it may still end the engine."""
         self._info_replies: dict[int, asyncio.Future[Info]] = {}
         self._changes: dict[int, asyncio.Future[None]] = {}
         self.is_lost = self._is_closed = self._is_gone = self._has_tokenizer = False
@@ -213,11 +253,12 @@ class _Connection:
         """Submits it now, or when the engine is ready."""
         self.requests[pending.number] = pending
         if self.is_ready:
-            self._submit(pending)
+            self._submit_in_turn(pending)
 
     def drop(self, pending: PendingRequest, is_finished: bool) -> None:
         if self.requests.pop(pending.number, None) is not None and not is_finished and self.is_ready:
             self.transport.send(Cancel(pending.number))
+        self._try_next(pending)
 
     async def fetch_info(self, number: int) -> Info:
         answer: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
@@ -257,6 +298,25 @@ class _Connection:
                 _mark_retrieved(waiting)
         return requests
 
+    def _submit_in_turn(self, pending: PendingRequest) -> None:
+        if not pending.is_suspect:
+            self._submit(pending)
+            return
+        self._suspects.append(pending)
+        if self.tried is None:
+            self._try_next(None)
+
+    def _try_next(self, passed: PendingRequest | None) -> None:
+        """`passed`: has not ended the engine; if it was being tried, it is the next one's turn."""
+        if passed is not self.tried or self.is_lost:
+            return
+        self.tried = None
+        while self._suspects and self.tried is None:
+            pending = self._suspects.popleft()
+            if self.requests.get(pending.number) is pending:  # otherwise nobody waits for it any more
+                self.tried = pending
+                self._submit(pending)
+
     def _submit(self, pending: PendingRequest) -> None:
         if pending.needs_tokenizer and self._vocabulary is not None and not self._has_tokenizer:
             self.transport.send(self._vocabulary())
@@ -272,6 +332,9 @@ class _Connection:
                         pending.take(output)
                         if output.finish is not None:  # its outputs may be unread, but it is not replayed
                             del self.requests[output.id]
+                        if pending is self.tried and (pending.has_passed or output.finish is not None):
+                            pending.is_suspect = False
+                            self._try_next(pending)
             case AdapterChanged():
                 _settle(self._changes.get(report.id), None)
             case RequestRejected() if report.id in self._changes:
@@ -280,6 +343,7 @@ class _Connection:
                 pending = self.requests.pop(report.id, None)
                 if pending is not None:
                     pending.fail(as_error(report))
+                    self._try_next(pending)
             case InfoReply():
                 with suppress(KeyError, asyncio.InvalidStateError):
                     self._info_replies.pop(report.id).set_result(report.info)
@@ -296,7 +360,7 @@ class _Connection:
             return
         self.info.set_result(info)
         for pending in self.requests.values():
-            self._submit(pending)
+            self._submit_in_turn(pending)
 
     def _fail(self, error: Error) -> None:
         if not self.is_lost:

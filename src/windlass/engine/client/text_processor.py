@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,6 @@ from windlass.core.request import NO_EFFORT, Request, ScoreRequest, TokenLogprob
 from windlass.engine.protocol import TokenizerData
 from windlass.errors import BadInput, TooLong
 from windlass.families.chat.dialect import dialect
-from windlass.text.chat.template import render_chat
 from windlass.text.chat.tool_convention import STYLE, has_tool_messages, system_into_user, with_tools_as_text
 from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar
 from windlass.text.parse.reasoning import opens_reasoning
@@ -39,6 +38,13 @@ class EncodedRequest(NamedTuple):
     """Decodes the output tokens."""
     grammar: str = ""
     """Constrains the output; empty: unconstrained."""
+
+
+class ChatText(NamedTuple):
+    """What a chat template is given, and its own text."""
+
+    template: str
+    values: dict[str, Any]
 
 
 class TextProcessor:
@@ -67,10 +73,11 @@ class TextProcessor:
         """One more than the largest token id."""
         return max(self._text.tokenizer.known_ids, default=-1) + 1
 
-    def encode_request(self, request: Request, context_tokens: int | None = None) -> EncodedRequest:
-        """`context_tokens`: input that is certainly longer is rejected before it is tokenized, which takes a hundred times its memory."""
+    def encode_request(self, request: Request, context_tokens: int | None = None, rendered: str = "") -> EncodedRequest:
+        """`context_tokens`: input that is certainly longer is rejected before it is tokenized, which takes a hundred times its memory.
+        `rendered`: of a chat, what the template made of one of `chat_texts`."""
         if request.messages is not None:
-            return self._encode_chat(request, context_tokens)
+            return self._encode_chat(request, context_tokens, rendered)
         tokens = self.prompt_tokens(request, context_tokens)
         stream = TextStream(self._text.tokenizer, stop=request.stop, prompt=tokens)
         return EncodedRequest(tokens, stream, answer_grammar(OutputSpec(style=PLAIN, constraint=request.constraint), {}))
@@ -82,11 +89,8 @@ class TextProcessor:
         self._check_fits(request.prompt, context_tokens, "prompt")
         return self._text.tokenizer.encode(request.prompt)
 
-    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        return self._encode(self._render(Request(messages=tuple(map(dict, messages)), tools=tuple(map(dict, tools)))))
-
     def plain_tokens(self, text: str) -> list[int]:
-        """Without special tokens."""
+        """As it is: a rendered chat has its special tokens."""
         return self._text.tokenizer.encode(text, special=False)
 
     def describe(self) -> dict[str, Any]:
@@ -102,14 +106,8 @@ class TextProcessor:
     def vocabulary(self) -> TokenizerData:
         return TokenizerData(self._text.tokenizer.backend.to_str(), list(self._text.stop_ids))
 
-    def _encode_chat(self, request: Request, context_tokens: int | None) -> EncodedRequest:
-        if context_tokens is not None and len(request.messages or ()) > context_tokens:
-            raise TooLong(
-                f"a chat of {len(request.messages or ()):,} messages does not fit in {context_tokens:,} tokens (the context); "
-                "leave some out",
-                field="messages",
-            )
-        prompt = self._render(request)
+    def _encode_chat(self, request: Request, context_tokens: int | None, rendered: str) -> EncodedRequest:
+        prompt = self._with_beginning(request, rendered)
         self._check_fits(prompt, context_tokens, "messages")
         tools = _usable_tools(request)
         style = STYLE if tools and self.tools == "convention" else self._dialect.style
@@ -125,7 +123,7 @@ class TextProcessor:
             begun=request.continues_answer,
         )
         if request.continues_answer:
-            return EncodedRequest(self._encode(prompt), stream)
+            return EncodedRequest(self.plain_tokens(prompt), stream)
         asked = OutputSpec(
             style=style,
             constraint=request.constraint,
@@ -134,7 +132,9 @@ class TextProcessor:
             parallel=request.parallel_tool_calls is True,
             reasons="already" if starts_in_reasoning else "first" if self._may_reason(request) else "never",
         )
-        return EncodedRequest(self._encode(prompt), stream, answer_grammar(asked, special_marks(self._text.tokenizer, style)))
+        return EncodedRequest(
+            self.plain_tokens(prompt), stream, answer_grammar(asked, special_marks(self._text.tokenizer, style))
+        )
 
     def _check_fits(self, text: str, context_tokens: int | None, field: str) -> None:
         """Below LONG_CHARACTERS nothing is certainly too long: tokenizers may drop spaces."""
@@ -147,45 +147,41 @@ class TextProcessor:
                 field=field,
             )
 
-    def _encode(self, prompt: str) -> list[int]:
-        return self._text.tokenizer.encode(prompt, special=False)
-
     def _may_reason(self, request: Request) -> bool:
         return self._dialect.reasons and request.thinking is not False and request.reasoning_effort not in NO_EFFORT
 
-    def _render(self, request: Request) -> str:
+    def chat_texts(self, request: Request, context_tokens: int | None = None) -> list[ChatText]:
+        """To be rendered, the first one that the template does not refuse."""
         template = self._text.chat_template
         if template is None:
             raise BadInput("this model has no chat template; send a prompt instead of messages", field="messages")
         messages = list(request.messages or ())
-        begun = messages.pop() if request.continues_answer else None
+        if context_tokens is not None and len(messages) > context_tokens:
+            raise TooLong(
+                f"a chat of {len(messages):,} messages does not fit in {context_tokens:,} tokens (the context); leave some out",
+                field="messages",
+            )
+        if request.continues_answer:
+            messages.pop()
         tools = _usable_tools(request)
         has_past_calls = self._dialect.style in (PLAIN, TAGS) and has_tool_messages(messages)
-        if self.tools == "convention" and (tools or has_past_calls):
-            prompt = self._rendered_by_convention(template, messages, tools, request)
-        else:
-            prompt = self._rendered(template, messages, tools, request)
-        return prompt if begun is None else prompt + self._beginning(begun, prompt)
-
-    def _rendered(
-        self, template: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], request: Request
-    ) -> str:
-        return render_chat(
-            template,
-            [self._with_past_reasoning(message) for message in messages],
-            tools=tools or None,
-            special_tokens=self._text.special_tokens,
-            **self._variables(request),
-        )
-
-    def _rendered_by_convention(
-        self, template: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], request: Request
-    ) -> str:
+        if self.tools != "convention" or not (tools or has_past_calls):
+            return [self._chat_text(template, messages, tools, request)]
         chat = with_tools_as_text(messages, tools)
-        try:
-            return self._rendered(template, chat, (), request)
-        except BadInput:  # some templates refuse a system message
-            return self._rendered(template, system_into_user(chat), (), request)
+        chats = [chat, system_into_user(chat)]  # some templates refuse a system message
+        return [self._chat_text(template, messages, (), request) for messages in chats]
+
+    def _chat_text(
+        self, template: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], request: Request
+    ) -> ChatText:
+        given = [self._with_past_reasoning(message) for message in messages]
+        values = {"special_tokens": self._text.special_tokens, **self._variables(request)}
+        return ChatText(template, {**values, "messages": given, "tools": list(tools) or None})
+
+    def _with_beginning(self, request: Request, prompt: str) -> str:
+        if not request.continues_answer or not request.messages:
+            return prompt
+        return prompt + self._beginning(request.messages[-1], prompt)
 
     def _beginning(self, message: dict[str, Any], prompt: str) -> str:
         """The answer so far, after what the template puts before an answer; reasoning that the prompt opens is closed."""
@@ -248,7 +244,10 @@ class TokenOnlyProcessor:
     num_tokens = sys.maxsize
     """Not known here."""
 
-    def encode_request(self, request: Request, context_tokens: int | None = None) -> EncodedRequest:
+    def chat_texts(self, request: Request, context_tokens: int | None = None) -> list[ChatText]:
+        raise BadInput(NO_TEXT, field="messages")
+
+    def encode_request(self, request: Request, context_tokens: int | None = None, rendered: str = "") -> EncodedRequest:
         if request.stop:
             raise BadInput("stop strings need a tokenizer, which this model does not have; use stop_token_ids", field="stop")
         if request.constraint is not None:
@@ -259,9 +258,6 @@ class TokenOnlyProcessor:
         if request.token_ids is None:
             raise BadInput(NO_TEXT, field="prompt" if request.prompt is not None else "messages")
         return _check_tokens(request.token_ids, context_tokens)
-
-    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        raise BadInput(NO_TEXT, field="messages")
 
     def plain_tokens(self, text: str) -> list[int]:
         raise BadInput(NO_TEXT)

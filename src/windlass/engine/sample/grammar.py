@@ -1,22 +1,24 @@
 """Constrained output: which tokens a grammar allows next. Knows no logits and no model; llguidance does the work.
 
-Grammars are compiled in the engine process, for the tokenizer that the client sent once. llguidance is imported with the first grammar.
+Grammars are compiled in the engine process, for the tokenizer that the client sent once; they have passed a worker's limits before
+(text/isolated). llguidance is imported with the first grammar.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windlass.core.client import Busy
 from windlass.engine.protocol import TokenizerData
-from windlass.errors import BadInput, MissingExtra
+from windlass.text.grammar.compile import bad_constraint, compile_grammar, grammar_tokenizer, reason
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -25,13 +27,11 @@ TokenBitmask = NDArray[np.uint32]
 """One bit per token, lowest first: set if the token is allowed."""
 MAX_COMPILED = 32
 """Compiled grammars kept: the same schema is used again and again."""
-MAX_LEXER_STATES = 50_000
-"""Of 1-2 kB each (llguidance, LLParserLimits): an exploding grammar fails its request and does not exhaust memory."""
-MAX_GRAMMAR_SIZE = 30_000
-"""Symbols: up to half a second; the time grows with their square."""
 MAX_QUEUED = 1000
 MAX_QUEUED_CHARACTERS = 500_000
 """Of all grammars that wait to be compiled: about a second of work."""
+STACK_BYTES = 32 * 2**20
+"""Of the thread that compiles: more than a worker has, which has compiled the same."""
 
 
 class GrammarMatcher:
@@ -52,7 +52,7 @@ class GrammarMatcher:
         _set(row, self._ends, False)
         _set(row, self._stops, self._matcher.is_accepting())
         if self._matcher.is_error():
-            self.error = f"the grammar cannot be continued: {_reason(self._matcher)}"
+            self.error = f"the grammar cannot be continued: {reason(self._matcher)}"
         elif not row.any():
             self.error = "the grammar cannot be continued: no token of this model matches"
         if self.error:
@@ -155,7 +155,9 @@ class GrammarCompiler:
         if len(self._num_waiting) >= MAX_QUEUED or (queued and queued + len(grammar) > MAX_QUEUED_CHARACTERS):
             raise Busy("too many grammars are being compiled; retry in a moment")
         self._thread = self._thread or ThreadPoolExecutor(1, "windlass-grammars")
+        before = threading.stack_size(STACK_BYTES)  # its thread starts with the first grammar
         self._compiled[grammar] = future = self._thread.submit(self._compile, grammar)
+        threading.stack_size(before)
         old = [kept for kept in self._compiled if self._is_done(kept)]
         for kept in old[: max(len(self._compiled) - MAX_COMPILED, 0)]:
             del self._compiled[kept]
@@ -175,66 +177,20 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> CompiledGrammar:
         tokenizer = self._known_tokenizer()
-        found = CompiledGrammar(_matcher(tokenizer, grammar), tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64))
-        beginning = found.matcher(())  # fail before anything is computed
-        beginning.fill(np.zeros(num_words(tokenizer.vocab_size), np.uint32))
-        if beginning.error and not found.initial.is_accepting():
-            raise _bad(f"the constraint cannot be compiled: {beginning.error.partition(': ')[2]}")
-        return found
+        matcher = compile_grammar(tokenizer, grammar)
+        return CompiledGrammar(matcher, tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64))
 
     def _known_tokenizer(self) -> LLTokenizer:
-        """Made with the first grammar: about 4 microseconds per token of the vocabulary."""
+        """Made with the first grammar."""
         if self._tokenizer is None:
             if self._vocabulary is None:
-                raise _bad("constrained output needs the model's tokenizer, and this engine was not sent it")
-            self._tokenizer = _tokenizer(self._vocabulary)
+                raise bad_constraint("constrained output needs the model's tokenizer, and this engine was not sent it")
+            self._tokenizer = grammar_tokenizer(self._vocabulary.tokenizer_json, self._vocabulary.stop_token_ids)
         return self._tokenizer
 
 
 def num_words(num_tokens: int) -> int:
     return -(-num_tokens // 32)
-
-
-def _library() -> Any:
-    try:
-        import llguidance
-    except ImportError:
-        raise MissingExtra("llguidance", "serve", "constrained output") from None
-    return llguidance
-
-
-def _tokenizer(vocabulary: TokenizerData) -> LLTokenizer:
-    library = _library()
-    try:
-        return library.LLTokenizer(vocabulary.tokenizer_json, eos_token=list(vocabulary.stop_token_ids) or None)
-    except ValueError as error:
-        raise _bad(
-            f"constrained output is not available: llguidance cannot use this model's tokenizer: {_short(error)}"
-        ) from None
-
-
-def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    library = _library()
-    limits = library.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, max_grammar_size=MAX_GRAMMAR_SIZE, verbose_errors=False)
-    matcher = library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise _bad(f"the constraint cannot be compiled: {_reason(matcher)}")
-    return matcher
-
-
-def _bad(message: str) -> BadInput:
-    return BadInput(message, field="constraint")
-
-
-def _reason(matcher: LLMatcher) -> str:
-    return _short(matcher.get_error())
-
-
-def _short(error: object) -> str:
-    """On one line; for a regular expression the line that starts with `error:`."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")] or lines[:1] or ["no reason given"]
-    return errors[0].removeprefix("error:").strip()[:300]
 
 
 def _set(row: TokenBitmask, tokens: NDArray[np.int64], value: bool) -> None:

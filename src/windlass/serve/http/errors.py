@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from windlass.core.client import Broken, Busy, Late, Unavailable
+from windlass.core.client import Broken, Busy, Late, Slowed, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error
 from windlass.serve.http.asgi import TOO_MANY_BYTES
 from windlass.wire.schema.errors import ApiError
@@ -17,6 +17,7 @@ UNAVAILABLE = 503
 MAX_NAMES = 8
 """Of models that an error lists."""
 OVERLOAD_RETRY_SECONDS = 2
+SLOWED_RETRY_SECONDS = 60
 REQUEST_TIMEOUT = 408
 """Not 504: no upstream failed, and the client chose the deadline."""
 
@@ -34,6 +35,8 @@ def to_api_error(error: BaseException, body: object = None) -> ApiError:
             return deadline_exceeded()
         case Broken():
             return generation_failed()
+        case Slowed():
+            return slowed()
         case Busy():
             return engine_overloaded()
         case Unavailable() | Error():
@@ -111,6 +114,15 @@ def engine_overloaded() -> ApiError:
         status=429,
         type="rate_limit_error",
     ).with_retry_after(OVERLOAD_RETRY_SECONDS)
+
+
+def slowed() -> ApiError:
+    return ApiError(
+        "too many of your requests needed more than they are given, or ended an engine; retry after the time in Retry-After",
+        code="rate_limit_exceeded",
+        status=429,
+        type="rate_limit_error",
+    ).with_retry_after(SLOWED_RETRY_SECONDS)
 
 
 def too_many_sequences(requested: int, capacity: int) -> ApiError:
