@@ -43,7 +43,7 @@ def test_one_that_takes_all_memory_ends_another_process(tmp_path: Path, monkeypa
     frame = [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * 3 + [{"Sequence": {"id": "A", "type_id": 0}}]
     tokens = {"<s>": {"id": "<s>", "ids": [1] * 2000, "tokens": ["<s>" * 1000] * 2000}}
     processor = {"type": "TemplateProcessing", "single": frame * 300, "pair": frame, "special_tokens": tokens}
-    with pytest.raises(BadInput, match="ends the process that builds it .*SIGABRT"):
+    with pytest.raises(BadInput, match=r"ends the process that builds it .*SIGABRT"):
         try_text(model(tmp_path, post_processor=processor, model=WORDS | {"unk_token": "hello"}))
 
 
