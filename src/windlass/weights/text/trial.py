@@ -50,7 +50,8 @@ def _how(code: int) -> str:
 def main(path: Path, memory_bytes: int) -> int:
     began_bytes = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (began_bytes + memory_bytes,) * 2)
+    most_bytes = began_bytes + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends a process that does not handle it
     try:
         backend = model_text(path).tokenizer.backend
