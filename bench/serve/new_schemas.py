@@ -1,4 +1,4 @@
-"""What a constraint costs that the server has not seen before: first token and tokens/s of chats, one at a time.
+"""What a constraint costs that the server has not seen before: chats of one token and of many, one at a time.
 
 Run: python bench/serve/new_schemas.py URL [URL ...] [--rounds 50] [--max-tokens 48]
 
@@ -9,7 +9,7 @@ constraint; `known`, always the same schema; `new`, another one with every reque
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import random
 import statistics
 import time
@@ -37,48 +37,42 @@ def asked(kind: str, number: int, max_tokens: int) -> dict[str, Any]:
         "messages": [{"role": "user", "content": f"Describe item {number}."}],
         "max_tokens": max_tokens,
         "temperature": 0,
-        "stream": True,
-        **({} if kind == "none" else {"response_format": form}),
+        **({"ignore_eos": True} if kind == "none" else {"response_format": form}),
     }
 
 
-def once(http: httpx.Client, url: str, body: dict[str, Any]) -> tuple[float, float]:
-    """Seconds to the first text, and tokens/s after it."""
-    began, first, events = time.perf_counter(), 0.0, 0
-    with http.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
-        answer.raise_for_status()
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            choices = json.loads(line[6:])["choices"]
-            if choices and choices[0]["delta"].get("content"):
-                first, events = first or time.perf_counter(), events + 1
-    return first - began, (events - 1) / max(time.perf_counter() - first, 1e-9)
+def once(http: httpx.Client, url: str, body: dict[str, Any]) -> float:
+    """Seconds to the whole answer."""
+    began = time.perf_counter()
+    answer = http.post(f"{url}/v1/chat/completions", json=body)
+    seconds = time.perf_counter() - began
+    answer.raise_for_status()
+    return seconds
 
 
-def shown(values: list[float], unit: float) -> str:
-    low, middle, high = statistics.quantiles([value * unit for value in values], n=4)
+def shown(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles([value * 1e3 for value in values], n=4)
     return f"{middle:8.2f} ({low:.2f} to {high:.2f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("urls", nargs="+")
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=48)
     given = parser.parse_args()
-    found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    found: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     start = time.time_ns()
+    lengths = (1, given.max_tokens)
     with httpx.Client(timeout=600) as http:
         for number in range(given.rounds + 2):
             for kind in ("none", "known", "new"):
-                for url in given.urls:
-                    values = once(http, url, asked(kind, start + number, given.max_tokens))
-                    if number >= 2:  # both are warm
-                        found[kind, url].append(values)
-    for (kind, url), pairs in sorted(found.items()):
-        firsts, speeds = zip(*pairs, strict=True)
-        print(f"{kind:6} {url:28} first token {shown(list(firsts), 1e3)} ms, {shown(list(speeds), 1.0)} tokens/s")
+                for at, (tokens, url) in enumerate(itertools.product(lengths, given.urls)):
+                    seconds = once(http, url, asked(kind, start + len(lengths) * number + at // len(given.urls), tokens))
+                    if number >= 2:  # all are warm
+                        found[kind, tokens, url].append(seconds)
+    for (kind, tokens, url), values in sorted(found.items()):
+        print(f"{kind:6} {tokens:4} tokens from {url:28} {shown(values)} ms")
 
 
 if __name__ == "__main__":
