@@ -369,7 +369,7 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_request(monkeypatch: pytes
         guide.advance(token)
         num_masks += 1
     assert "too long" in guide.error and not row.any()
-    assert num_masks == 64, "one is seen to be slow; then 0.5 s and 2 ms for each, at 10 ms"
+    assert num_masks == 14, "one is seen to be slow; then 0.1 s and 2 ms for each, at 10 ms"
 
 
 def test_a_grammar_that_would_take_seconds_is_refused() -> None:

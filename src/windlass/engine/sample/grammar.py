@@ -30,7 +30,7 @@ TokenBitmask = NDArray[np.uint32]
 MAX_COMPILED = 32
 MAX_COMPILED_BYTES = 128 * 2**20
 """Compiled grammars kept: the same schema is used again and again. Those of 300 published schemas take 1 to 10 MiB."""
-MASK_SECONDS = 0.5
+MASK_SECONDS = 0.1
 MASK_SECONDS_PER_TOKEN = 0.002
 """CPU time of an answer's masks, which hold up the whole batch. They take 0.02 ms a token; 18 ms where a grammar is as ambiguous as `x: x x`."""
 MAX_QUEUED = 1000
