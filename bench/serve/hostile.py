@@ -1,6 +1,6 @@
 """Twenty keys that send bombs beside twenty honest ones: what the honest ones notice.
 
-Run: python bench/serve/hostile.py [MODEL] [--minutes 10] [--keys 20] [--pause 0.5] [--seed 0]   (MODEL: a path; without it SmolLM2)
+Run: python bench/serve/hostile.py [MODEL] [--minutes 10] [--keys 20] [--pause 1] [--seed 0]   (MODEL: a path; without it SmolLM2)
 
 The model's chat template is replaced by one with bombs of its own. A third of the time before, and again after, only the honest keys ask:
 that is what their times are compared with. Their requests come at fixed times, whatever the server does. Shown are the times of the honest by
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,40 +73,46 @@ def honest(chance: random.Random) -> tuple[str, dict[str, Any]]:
     return kind, chat(words, **schema(properties(random.Random(number), number)))
 
 
-def bomb(chance: random.Random) -> tuple[str, dict[str, Any]]:
-    """Every one a little different, so that no answer is known before."""
-    number, few = chance.randrange(10**6), chance.randrange(1, 50)
-    references = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(3000 + few)}
-    chain = {"$ref": "#/$defs/d0", "$defs": {**references, f"d{3000 + few}": {"const": number}}}
-    rules = "\n".join(f"r{at}: r{at + 1}" for at in range(5000 + few))
-    nested: Any = {"const": number}
+NUMBER = "7040506"
+"""In the bodies below; replaced by another one for every request, so that no answer is known before."""
+
+
+def bomb(words: str, **more: Any) -> dict[str, Any]:
+    """Those that turn out to be harmless are to cost the engine little."""
+    return chat(words, **{"max_tokens": 1, **more})
+
+
+def bombs() -> dict[str, bytes]:
+    references = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(3000)}
+    chain = {"$ref": "#/$defs/d0", "$defs": {**references, "d3000": {"const": NUMBER}}}
+    rules = "\n".join(f"r{at}: r{at + 1}" for at in range(5000))
+    nested: Any = {"const": NUMBER}
     for _ in range(400):
         nested = {"type": "array", "items": nested}
-    kinds: dict[str, Any] = {
-        "schema: a large multiple": schema({"type": "integer", "multipleOf": 62_615_533 + 2 * number}),
-        "schema: references": schema(chain),
-        "schema: nested": schema(nested),
-        "schema: many values": schema({"enum": [f"{number} {chance.random()}" for _ in range(20_000)]}),
-        "schema: large counts": schema({"type": "string", "minLength": 10**9 + number}),
-        "regex: many optional": {"response_format": {"type": "regex", "regex": "a?" * 20_000 + str(number)}},
-        "regex: large counts": {"response_format": {"type": "regex", "regex": f"((a{{1,{900 + few}}}){{1,999}}){{1,999}}"}},
-        "regex: states": {"response_format": {"type": "regex", "regex": f"(.*a.{{{20 + few}}}b)|(.*c.{{30}}d){number}"}},
-        "grammar: rules": {"response_format": {"type": "grammar", "grammar": f'start: r0\n{rules}\nr{5000 + few}: "{number}"'}},
-        "grammar: ambiguous": {
-            "response_format": {"type": "grammar", "grammar": f'start: x\nx: x x | "a" | "b" | "{number}"'},
-            "max_tokens": 400,
-        },
+    found = {
+        "schema: a large multiple": bomb(
+            "hello", **schema({"type": "integer", "multipleOf": 62_615_533, "minimum": int(NUMBER)})
+        ),
+        "schema: references": bomb("hello", **schema(chain)),
+        "schema: nested": bomb("hello", **schema(nested)),
+        "schema: many values": bomb("hello", **schema({"enum": [f"{NUMBER} {at * at}" for at in range(20_000)]})),
+        "schema: large counts": bomb("hello", **schema({"type": "string", "minLength": int(f"1{NUMBER}")})),
+        "regex: many optional": constrained("regex", "a?" * 20_000 + NUMBER),
+        "regex: large counts": constrained("regex", f"((a{{1,900}}){{1,999}}){{1,999}}{NUMBER}"),
+        "regex: states": constrained("regex", f"(.*a.{{20}}b)|(.*c.{{30}}d){NUMBER}"),
+        "grammar: rules": constrained("grammar", f'start: r0\n{rules}\nr5000: "{NUMBER}"'),
+        "grammar: ambiguous": {**constrained("grammar", f'start: x\nx: x x | "a" | "b" | "{NUMBER}"'), "max_tokens": 400},
+        **{f"template: {kind}": bomb(f"bomb: {kind}") for kind in ("loops", "text", "list", "filter")},
+        "tokenizer: one long word": bomb(NUMBER + "a" * 190_000),
+        "tokenizer: signs": bomb(NUMBER + "".join(chr(0x300 + at * 7919 % 0x2CFF) for at in range(60_000))),
+        "name: escapes": {**bomb("hello"), "model": f"\x1b]0;owned\x07\x1b[2J\u202e{NUMBER}\r\n" * 1000},
+        "name: of a tool": bomb("hello", tools=[{"type": "function", "function": {"name": NUMBER + "\x1b[31m" * 5000}}]),
     }
-    bombs = {kind: chat("hello", **more) for kind, more in kinds.items()}
-    bombs |= {f"template: {kind}": chat(f"bomb: {kind}") for kind in ("loops", "text", "list", "filter")}
-    bombs |= {
-        "tokenizer: one long word": chat("a" * 190_000),
-        "tokenizer: signs": chat("".join(map(chr, (chance.randrange(0x300, 0x2FFF) for _ in range(60_000))))),
-        "name: escapes": {**chat("hello"), "model": f"\x1b]0;owned\x07\x1b[2J\u202e{number}\r\n" * 1000},
-        "name: of a tool": chat("hello", tools=[{"type": "function", "function": {"name": "\x1b[31m" * 5000}}]),
-    }
-    kind = chance.choice(list(bombs))
-    return kind, bombs[kind]
+    return {kind: json.dumps(asked).encode() for kind, asked in found.items()}
+
+
+def constrained(kind: str, value: str) -> dict[str, Any]:
+    return bomb("hello", response_format={"type": kind, kind: value})
 
 
 # --- who sends -------------------------------------------------------------------------------------------------------
@@ -123,19 +130,17 @@ class Told:
         return [second for seconds in self.seconds.values() for second in seconds]
 
 
-async def ask(port: int, key: str, asked: dict[str, Any]) -> Answer:
-    body = json.dumps(asked).encode()
+async def ask(port: int, key: str, body: bytes) -> Answer:
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n"
     async with asyncio.timeout(SECONDS_TO_ANSWER), Wire(port).connected() as (reader, writer):
         writer.write(head.encode() + body)
         return parsed(await reader.read())
 
 
-async def timed(port: int, key: str, made: tuple[str, dict[str, Any]], told: Told) -> None:
-    kind, asked = made
+async def timed(port: int, key: str, kind: str, body: bytes, told: Told) -> None:
     began = time.monotonic()
     try:
-        found = await ask(port, key, asked)
+        found = await ask(port, key, body)
         how = str(found.status) if found.status == 200 else f"{found.status} {json.loads(found.body)['error'].get('code')}"
     except TimeoutError:
         how = "NEVER"
@@ -150,28 +155,46 @@ async def asks_steadily(port: int, key: str, seed: int, until: float, told: Told
     at = time.monotonic() + chance.random() * EVERY_SECONDS
     while at < until:
         await asyncio.sleep(at - time.monotonic())
-        tasks.add(asyncio.create_task(timed(port, key, honest(chance), told)))
+        kind, asked = honest(chance)
+        tasks.add(asyncio.create_task(timed(port, key, kind, json.dumps(asked).encode(), told)))
         at += EVERY_SECONDS
     await asyncio.gather(*tasks)
 
 
-async def bombs(port: int, key: str, seed: int, until: float, pause: float, told: Told) -> None:
+async def sends_bombs(port: int, key: str, seed: int, until: float, pause: float, told: Told, bodies: dict[str, bytes]) -> None:
     chance = random.Random(f"{key} {seed}")
     while time.monotonic() < until:
-        await timed(port, key, bomb(chance), told)
+        kind = chance.choice(list(bodies))
+        body = bodies[kind].replace(NUMBER.encode(), str(chance.randrange(10**6, 10**7)).encode())
+        await timed(port, key, kind, body, told)
         await asyncio.sleep(pause * 2 * chance.random())
 
 
-async def phase(server: Server, keys: int, seconds: float, pause: float | None, seed: int) -> tuple[Told, Told, list[int]]:
-    """The honest, the others, and memory twice a second; without a `pause` the honest alone."""
+def all_send_bombs(port: int, keys: int, seed: int, seconds: float, pause: float, only: str = "") -> Told:
+    """In a process of its own: what it costs to send them delays no honest one."""
+
+    async def run() -> Told:
+        told, until = Told(), time.monotonic() + seconds
+        bodies = {kind: body for kind, body in bombs().items() if kind.startswith(only)}
+        await asyncio.gather(*(sends_bombs(port, f"bad-{key}", seed, until, pause, told, bodies) for key in range(keys)))
+        return told
+
+    return asyncio.run(run())
+
+
+async def phase(
+    server: Server, keys: int, seconds: float, pause: float | None, seed: int, only: str = ""
+) -> tuple[Told, Told, list[int]]:
+    """The honest, the others, and memory twice a second; without a `pause` the honest alone. `only`: bombs of that kind."""
     good, bad, sizes, until = Told(), Told(), list[int](), time.monotonic() + seconds
-    tasks = [asyncio.create_task(asks_steadily(server.port, f"honest-{key}", seed, until, good)) for key in range(keys)]
-    if pause is not None:
-        tasks += [asyncio.create_task(bombs(server.port, f"bad-{key}", seed, until, pause, bad)) for key in range(keys)]
-    while not all(task.done() for task in tasks):
-        sizes.append(tree_resident_bytes(server.process.pid))
-        await asyncio.sleep(0.5)
-    await asyncio.gather(*tasks)
+    with ProcessPoolExecutor(1) as pool:
+        tasks = [asyncio.create_task(asks_steadily(server.port, f"honest-{key}", seed, until, good)) for key in range(keys)]
+        sending = None if pause is None else pool.submit(all_send_bombs, server.port, keys, seed, seconds, pause, only)
+        while not all(task.done() for task in tasks) or not (sending is None or sending.done()):
+            sizes.append(tree_resident_bytes(server.process.pid))
+            await asyncio.sleep(0.5)
+        await asyncio.gather(*tasks)
+        bad = bad if sending is None else sending.result()
     return good, bad, sizes
 
 
@@ -256,7 +279,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--keys", type=int, default=20)
-    parser.add_argument("--pause", type=float, default=0.5)
+    parser.add_argument("--pause", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     found = run(asked.model or smollm2(), asked.minutes, asked.keys, asked.pause, asked.seed)

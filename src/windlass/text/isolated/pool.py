@@ -23,7 +23,7 @@ from windlass.text.isolated.process import MEMORY_BYTES, Vocabulary
 from windlass.text.isolated.workers import Workers
 
 NUM_QUICK = 2
-QUICK_SECONDS = 0.1
+QUICK_SECONDS = 0.05
 SLOW_SECONDS = 1.0
 """CPU time. What an engine compiles again takes as long there."""
 REMEMBERED_SECONDS = 60.0
