@@ -34,12 +34,13 @@ EVERY_SECONDS = 4.0
 NEW_TOKENS = 16
 SECONDS_TO_ANSWER = 180.0
 MOST_RATIO, MOST_GROWTH_BYTES = 1.5, 200e6
+# Numbers hang on the messages: Jinja computes constants when it compiles a template, for every chat.
 TEMPLATE = """
 {%- if messages[0].content == 'bomb: loops' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}
-{%- if messages[0].content == 'bomb: text' %}{{ 'a' * 3000000000 }}{% endif %}
+{%- if messages[0].content == 'bomb: text' %}{{ 'a' * (messages | length * 3000000000) }}{% endif %}
 {%- if messages[0].content == 'bomb: list' %}{% set found = namespace(x=[1]) %}{% for a in range(60) %}{% set found.x = found.x + found.x %}
 {%- endfor %}{% endif %}
-{%- if messages[0].content == 'bomb: filter' %}{{ ('x' * 9000000) | replace('x', 'yyyyyyyyyyyyyyyyyyyy') | length }}{% endif %}
+{%- if messages[0].content == 'bomb: filter' %}{{ ('x' * (messages | length * 9000000)) | replace('x', 'yyyyyyyyyyyyyyyyyyyy') | length }}{% endif %}
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
