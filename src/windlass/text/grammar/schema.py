@@ -2,74 +2,147 @@
 
 llguidance rejects these keywords; a token-by-token grammar could not enforce most of them anyway (`uniqueItems` depends on everything
 written before). The rest of the schema is enforced, and the finished answer is checked against all of it (check.py).
+
+Schemas are strangers' input: nothing here recurses with them, and what would lead a library too deep is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-from windlass.errors import BadInput
+from windlass.text.grammar.compile import bad_constraint
+from windlass.text.grammar.exclusive import Exclusion
+from windlass.text.grammar.limits import check_depth, check_nesting, is_costly_multiple, is_costly_regex
+from windlass.text.grammar.references import Place, References
 
 UNENFORCED = frozenset(
     """uniqueItems not if then else contains minContains maxContains dependentRequired dependentSchemas dependencies propertyNames
-    unevaluatedProperties unevaluatedItems $dynamicRef $dynamicAnchor""".split()
+    unevaluatedProperties unevaluatedItems $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor""".split()
 )
 HARMLESS: dict[str, Any] = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True}
 """Values with which a keyword says nothing."""
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split())
 """Those that llguidance knows."""
+COUNTS = frozenset("minLength maxLength minItems maxItems minProperties maxProperties".split())
+MAX_COUNT = 2**31
+"""No answer is as long, and llguidance's own limit is near."""
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
-LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 SINGLE = ("items", "additionalProperties", "additionalItems")
 _UNSUPPORTED_PATTERN = re.compile(r"\(\?<?[=!]|\\[bB1-9]|\\k<")
 """Look-around, word boundaries and back-references."""
+MAX_SCHEMAS = 20_000
+"""Schemas within one. A grammar of as many parts is too large for llguidance."""
 
 
 class EnforceableSchema(NamedTuple):
     schema: Any
-    """What a grammar enforces."""
+    """What a grammar enforces. A `oneOf` is enforced as `anyOf`."""
     left_out: tuple[str, ...]
     """Keywords that it cannot, with their place: `properties.tags.uniqueItems`."""
 
 
 def enforceable(schema: Any) -> EnforceableSchema:
-    left_out: list[str] = []
-    try:
-        found = _without(schema, "", left_out)
-    except RecursionError:
-        raise BadInput("the JSON schema is nested too deeply", field="constraint") from None
-    return EnforceableSchema(found, tuple(left_out))
+    """BadInput: no grammar can be made of it."""
+    check_nesting(schema)
+    if not isinstance(schema, dict):
+        return EnforceableSchema(schema, ())
+    return _Reduction(cast(dict[str, Any], schema)).result()
 
 
-def _without(schema: Any, path: str, left_out: list[str]) -> Any:
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for key, value in cast(Mapping[str, Any], schema).items():
-        where = f"{path}.{key}" if path else key
-        if _is_unenforced(key, value):
-            left_out.append(where)
-        elif key not in UNENFORCED:
-            found[key] = _inner(key, value, where, left_out)
-    return found
+class _Reduction:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root, self._references = root, References(root)
+        self._exclusion = Exclusion(self._references.target)
+        self._left_out: list[str] = []
+        self._without: dict[int, tuple[str, ...]] = {}
+        """By their id, schemas that lose keywords."""
+
+    def result(self) -> EnforceableSchema:
+        for place in self._schemas():
+            names = tuple(self._unenforced(place.schema))
+            if names:
+                self._without[id(place.schema)] = names
+            self._left_out += [f"{place.path}.{name}" if place.path else name for name in names]
+            self._left_out += self._loosened(place)
+        kept = self._copied(self._root) if self._without else self._root
+        return EnforceableSchema(kept, tuple(self._left_out))
+
+    def _schemas(self) -> Iterator[Place]:
+        """Every schema within the root, once: depth first, and what is referred to where it is, as llguidance does. Then definitions."""
+        waiting, seen = [Place("", self._root, 0)], set[int]()
+        later: list[Place] = []
+        while waiting or later:
+            place = waiting.pop() if waiting else later.pop()
+            if id(place.schema) in seen:
+                continue
+            seen.add(id(place.schema))
+            check_depth(place.depth)
+            if len(seen) > MAX_SCHEMAS:
+                raise bad_constraint(f"the JSON schema has more than {MAX_SCHEMAS:,} schemas in it; simplify it")
+            yield place
+            referred = self._references.place(place)
+            waiting += [*reversed(list(_inner(place, *MAPS[:2]))), *([referred] if referred is not None else [])]
+            later += list(_inner(place, *MAPS[2:]))
+
+    def _unenforced(self, schema: Mapping[str, Any]) -> Iterator[str]:
+        for key, value in schema.items():
+            if self._is_unenforced(key, value):
+                yield key
+            elif key == "patternProperties" and isinstance(value, Mapping):
+                for pattern in cast(Mapping[str, Any], value):
+                    if _is_unsupported(pattern):
+                        yield f"{key}.{pattern}"
+
+    def _is_unenforced(self, key: str, value: Any) -> bool:
+        if key in UNENFORCED:
+            return key not in HARMLESS or value is not HARMLESS[key]
+        if key == "format":
+            return isinstance(value, str) and value not in FORMATS
+        if key == "pattern":
+            return isinstance(value, str) and _is_unsupported(value)
+        if key == "multipleOf":
+            return is_costly_multiple(value)
+        if key == "$ref":
+            return isinstance(value, str) and self._references.is_foreign(value)
+        return key in COUNTS and isinstance(value, (int, float)) and value >= MAX_COUNT
+
+    def _loosened(self, place: Place) -> Iterator[str]:
+        if "oneOf" in place.schema and not self._exclusion.is_exclusive(place.schema):
+            yield f"{place.path}.oneOf" if place.path else "oneOf"
+
+    def _copied(self, value: Any) -> Any:
+        """Recursion is no danger here: `check_nesting` has been passed."""
+        if isinstance(value, list):
+            return [self._copied(item) for item in cast(list[Any], value)]
+        if not isinstance(value, dict):
+            return value
+        given = cast(dict[str, Any], value)
+        names = self._without.get(id(given), ())
+        copied = {key: self._copied(item) for key, item in given.items() if key not in names}
+        for name in names:
+            if name.startswith("patternProperties.") and name not in given:
+                copied["patternProperties"].pop(name.partition(".")[2], None)
+        return copied
 
 
-def _is_unenforced(key: str, value: Any) -> bool:
-    if key in UNENFORCED:
-        return key not in HARMLESS or value is not HARMLESS[key]
-    if key == "format":
-        return isinstance(value, str) and value not in FORMATS
-    return key == "pattern" and isinstance(value, str) and _UNSUPPORTED_PATTERN.search(value) is not None
+def _inner(place: Place, *maps: str) -> Iterator[Place]:
+    """Schemas directly within one."""
+    for key, value in place.schema.items():
+        where = f"{place.path}.{key}" if place.path else key
+        if isinstance(value, dict):
+            inner = cast(dict[str, Any], value)
+            named = inner.items() if key in maps else [("", inner)] if key in SINGLE else ()
+            for name, item in named:
+                if isinstance(item, dict):
+                    yield Place(f"{where}.{name}" if name else where, cast(dict[str, Any], item), place.depth + 1)
+        elif isinstance(value, list) and key in LISTS:
+            for number, item in enumerate(cast(list[Any], value)):
+                if isinstance(item, dict):
+                    yield Place(f"{where}[{number}]", cast(dict[str, Any], item), place.depth + 1)
 
 
-def _inner(key: str, value: Any, where: str, left_out: list[str]) -> Any:
-    if key in MAPS and isinstance(value, Mapping):
-        inner = cast(Mapping[str, Any], value)
-        return {name: _without(item, f"{where}.{name}", left_out) for name, item in inner.items()}
-    if isinstance(value, list):
-        entries = cast(list[Any], value)
-        is_schemas = key in LISTS or key == "items"
-        return [_without(item, f"{where}[{place}]", left_out) for place, item in enumerate(entries)] if is_schemas else entries
-    return _without(value, where, left_out) if key in SINGLE else value
+def _is_unsupported(pattern: str) -> bool:
+    return _UNSUPPORTED_PATTERN.search(pattern) is not None or is_costly_regex(pattern)
