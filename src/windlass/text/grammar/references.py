@@ -2,57 +2,71 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 from urllib.parse import unquote
+
+_STANDARD = "//json-schema.org/draft"
 
 
 class Place(NamedTuple):
     path: str
     """`properties.tags`; empty: the root."""
     schema: dict[str, Any]
-    depth: int
+    document: dict[str, Any]
+    """Of which `#/...` is a part: the nearest schema around it that has an `$id`, or the root."""
+    depth: int = 0
     """Schemas and references on the way from the root."""
+
+    def within(self, where: str, schema: dict[str, Any]) -> Place:
+        return Place(where, schema, schema if _id(schema) else self.document, self.depth + 1)
 
 
 class References:
     def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
+        self.root = Place("", root, root)
         self._named: dict[str, Place] | None = None
         """By `$id` or `#anchor`; None: not looked for yet."""
 
     def target(self, reference: Any) -> dict[str, Any] | None:
-        found = self._find(reference)
+        """None too if it depends on where the reference is: a schema in this one has an `$id`."""
+        found = None if self._is_bundle else self._find(reference, self.root.schema)
         return None if found is None else found.schema
 
     def place(self, of: Place) -> Place | None:
         """What the `$ref` of a schema leads to; None: nothing, or it cannot be found here."""
-        found = self._find(of.schema.get("$ref"))
+        found = self._find(of.schema.get("$ref"), of.document)
         return None if found is None else found._replace(depth=of.depth + 1)
 
     def is_foreign(self, reference: str) -> bool:
-        """It leads to another document, which is not there."""
+        """It leads to another document, which is not there; or to JSON Schema's own, of which llguidance has a copy that it cannot enforce."""
         address = reference.partition("#")[0]
-        return bool(address) and not any(_is_same(address, name) for name in self._names())
+        return bool(address) and (_STANDARD in address or not any(_is_same(address, name) for name in self._names()))
 
-    def _find(self, reference: Any) -> Place | None:
+    def _find(self, reference: Any, document: dict[str, Any]) -> Place | None:
         if not isinstance(reference, str):
             return None
         address, _, fragment = reference.partition("#")
-        if not address:
-            start = Place("", self._root, 0)
-        else:
-            known = [place for name, place in self._names().items() if _is_same(address, name)]
-            if not known:
-                return None
-            start = known[0]
         if fragment and not fragment.startswith("/"):
             return self._names().get(f"#{fragment}")
-        return _followed(start, fragment)
+        if not address:
+            start = self.root if document is self.root.schema else self._documents.get(id(document), self.root)
+        else:
+            start = next((place for name, place in self._names().items() if _is_same(address, name)), None)
+        return None if start is None else _followed(start, fragment)
+
+    @cached_property
+    def _documents(self) -> dict[int, Place]:
+        return {id(place.schema): place for place in self._names().values()}
+
+    @cached_property
+    def _is_bundle(self) -> bool:
+        return any(_id(place.schema) for place in self._names().values() if place.path)
 
     def _names(self) -> dict[str, Place]:
         """Looked for anywhere: an `$id` in a wrong place costs nothing."""
         if self._named is None:
-            self._named, waiting = {}, [Place("", self._root, 0)]
+            self._named, waiting = {}, [self.root]
             while waiting:
                 place = waiting.pop()
                 for key in ("$id", "id", "$anchor"):
@@ -61,8 +75,13 @@ class References:
                         self._named.setdefault(
                             f"#{name}" if key == "$anchor" else name if name[:1] == "#" else name.rstrip("#"), place
                         )
-                waiting += list(_objects(place))
+                waiting += _objects(place)
         return self._named
+
+
+def _id(schema: dict[str, Any]) -> str:
+    found = schema.get("$id", schema.get("id"))
+    return found if isinstance(found, str) and not found.startswith("#") else ""
 
 
 def _objects(place: Place) -> list[Place]:
@@ -70,19 +89,20 @@ def _objects(place: Place) -> list[Place]:
     found: list[Place] = []
     for key, value in place.schema.items():
         where = f"{place.path}.{key}" if place.path else key
-        items: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
-        found += [
-            Place(f"{where}[{number}]" if isinstance(value, list) else where, cast(dict[str, Any], item), 0)
-            for number, item in enumerate(items)
-            if isinstance(item, dict)
-        ]
+        if isinstance(value, dict):
+            found.append(place.within(where, cast(dict[str, Any], value)))
+        elif isinstance(value, list):
+            items = enumerate(cast(list[Any], value))
+            found += [
+                place.within(f"{where}[{number}]", cast(dict[str, Any], item)) for number, item in items if isinstance(item, dict)
+            ]
     return found
 
 
 def _followed(start: Place, pointer: str) -> Place | None:
     """https://www.rfc-editor.org/rfc/rfc6901"""
     found: Any = start.schema
-    path = start.path
+    place, path = start, start.path
     for part in pointer.split("/")[1:]:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(found, dict) and name in found:
@@ -91,7 +111,9 @@ def _followed(start: Place, pointer: str) -> Place | None:
             found, path = cast(list[Any], found)[int(name)], f"{path}[{name}]"
         else:
             return None
-    return Place(path, cast(dict[str, Any], found), 0) if isinstance(found, dict) else None
+        if isinstance(found, dict):
+            place = place.within(path, cast(dict[str, Any], found))
+    return place if isinstance(found, dict) else None
 
 
 def _is_same(address: str, name: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
+from urllib.parse import quote
 
 from windlass.text.grammar.compile import bad_constraint
 from windlass.text.grammar.exclusive import Exclusion
@@ -26,6 +27,7 @@ HARMLESS: dict[str, Any] = {"uniqueItems": False, "unevaluatedProperties": True,
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split())
 """Those that llguidance knows."""
 COUNTS = frozenset("minLength maxLength minItems maxItems minProperties maxProperties".split())
+NUM_PROPERTIES = ("minProperties", "maxProperties")
 MAX_COUNT = 2**31
 """No answer is as long, and llguidance's own limit is near."""
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -33,6 +35,8 @@ LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 SINGLE = ("items", "additionalProperties", "additionalItems")
 _UNSUPPORTED_PATTERN = re.compile(r"\(\?<?[=!]|\\[bB1-9]|\\k<")
 """Look-around, word boundaries and back-references."""
+_UNQUOTED = re.compile(r"[^!-~]|[\"<>\\^`{|}\[\]]")
+_IN_REFERENCES = "%#/:?&=+,;@!$'()*~"
 MAX_SCHEMAS = 20_000
 """Schemas within one. A grammar of as many parts is too large for llguidance."""
 
@@ -63,8 +67,8 @@ class _Reduction:
     def result(self) -> EnforceableSchema:
         for place in self._schemas():
             names = tuple(self._unenforced(place.schema))
-            if names:
-                self._without[id(place.schema)] = names
+            if names or not HARMLESS.keys().isdisjoint(place.schema) or _quoted(place.schema.get("$ref")):
+                self._without[id(place.schema)] = (*names, *HARMLESS)
             self._left_out += [f"{place.path}.{name}" if place.path else name for name in names]
             self._left_out += self._loosened(place)
         kept = self._copied(self._root) if self._without else self._root
@@ -72,7 +76,7 @@ class _Reduction:
 
     def _schemas(self) -> Iterator[Place]:
         """Every schema within the root, once: depth first, and what is referred to where it is, as llguidance does. Then definitions."""
-        waiting, seen = [Place("", self._root, 0)], set[int]()
+        waiting, seen = [self._references.root], set[int]()
         later: list[Place] = []
         while waiting or later:
             place = waiting.pop() if waiting else later.pop()
@@ -89,7 +93,7 @@ class _Reduction:
 
     def _unenforced(self, schema: Mapping[str, Any]) -> Iterator[str]:
         for key, value in schema.items():
-            if self._is_unenforced(key, value):
+            if self._is_unenforced(key, value) or (key in NUM_PROPERTIES and not _can_count(schema)):
                 yield key
             elif key == "patternProperties" and isinstance(value, Mapping):
                 for pattern in cast(Mapping[str, Any], value):
@@ -122,6 +126,8 @@ class _Reduction:
         given = cast(dict[str, Any], value)
         names = self._without.get(id(given), ())
         copied = {key: self._copied(item) for key, item in given.items() if key not in names}
+        if quoted := _quoted(copied.get("$ref")):
+            copied["$ref"] = quoted
         for name in names:
             if name.startswith("patternProperties.") and name not in given:
                 copied["patternProperties"].pop(name.partition(".")[2], None)
@@ -137,11 +143,25 @@ def _inner(place: Place, *maps: str) -> Iterator[Place]:
             named = inner.items() if key in maps else [("", inner)] if key in SINGLE else ()
             for name, item in named:
                 if isinstance(item, dict):
-                    yield Place(f"{where}.{name}" if name else where, cast(dict[str, Any], item), place.depth + 1)
+                    yield place.within(f"{where}.{name}" if name else where, cast(dict[str, Any], item))
         elif isinstance(value, list) and key in LISTS:
             for number, item in enumerate(cast(list[Any], value)):
                 if isinstance(item, dict):
-                    yield Place(f"{where}[{number}]", cast(dict[str, Any], item), place.depth + 1)
+                    yield place.within(f"{where}[{number}]", cast(dict[str, Any], item))
+
+
+def _quoted(reference: Any) -> str:
+    """`#/definitions/Box<Item>`, as generators for TypeScript write it, in the way that a reference is written; empty: it is."""
+    return quote(reference, safe=_IN_REFERENCES) if isinstance(reference, str) and _UNQUOTED.search(reference) else ""
+
+
+def _can_count(schema: Mapping[str, Any]) -> bool:
+    """llguidance counts properties only if none of those named may be missing."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return True  # nonsense, which llguidance says
+    is_merged = any(key in schema for key in ("$ref", "allOf", "anyOf", "oneOf"))
+    return not is_merged and all(name in required for name in cast(Mapping[str, Any], properties))
 
 
 def _is_unsupported(pattern: str) -> bool:
