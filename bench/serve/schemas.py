@@ -79,7 +79,7 @@ def fetch(folder: Path) -> None:
 def schemas(folder: Path, most: int) -> Iterator[tuple[Path, Any]]:
     """At most `most` of each package, the same ones every time."""
     for package in sorted(path for path in folder.iterdir() if path.is_dir() and path.name != "packages"):
-        files = sorted(package.rglob("*.json"))
+        files = sorted(file for file in package.rglob("*.json") if file.is_file())
         random.Random(0).shuffle(files)
         found = 0
         for file in files:
