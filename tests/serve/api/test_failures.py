@@ -49,12 +49,10 @@ def test_a_failure_is_a_logged_error_with_an_id(client: type[Failing], more: dic
         assert server.is_running
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
-def test_other_apis_have_their_own_format(path: str) -> None:
+@pytest.mark.parametrize(("path", "more"), [("/v1/messages", {"max_tokens": 4}), ("/api/chat", {"stream": False})])
+def test_other_apis_have_their_own_format(path: str, more: dict[str, Any]) -> None:
     with running(Failing) as server:
-        answer = post(
-            f"{server.url}{path}", json={**HELLO, "max_tokens": 4, "model": "fake"}, headers={"x-request-id": "mine"}
-        )
+        answer = post(f"{server.url}{path}", json={**HELLO, **more, "model": "fake"}, headers={"x-request-id": "mine"})
         assert answer.status_code == 500
         assert "mine" in json.dumps(answer.json())
 
