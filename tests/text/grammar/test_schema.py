@@ -139,3 +139,40 @@ def test_the_check_agrees_with_jsonschema(schema: Any, value: Any) -> None:
 
 def test_every_keyword_left_out_is_known() -> None:
     assert {"uniqueItems", "not", "if", "then", "contains", "dependentRequired", "propertyNames"} <= UNENFORCED
+
+
+# --- where they are, and how they are written --------------------------------------------------------------------------
+
+CONTAINERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"$ref": "#/definitions/misc/tags", "definitions": {"misc": {"tags": UNIQUE}}}, ("definitions.misc.tags.uniqueItems",)),
+    ({"properties": {"a": {"$ref": "#/properties/b/x"}, "b": {"x": UNIQUE}}}, ("properties.b.x.uniqueItems",)),
+    ({"$ref": "#tags", "allOf": [{"$defs": {"x": {"$anchor": "tags", **UNIQUE}}}]}, ("allOf[0].$defs.x.uniqueItems",)),
+    ({"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": UNIQUE}}, ("$defs.a/b c.uniqueItems",)),
+    ({"$ref": "#/definitions/Box<Item>", "definitions": {"Box<Item>": UNIQUE}}, ("definitions.Box<Item>.uniqueItems",)),
+    ({"$id": "https://a.org/", "$ref": "other.json", "$defs": {"o": {"$id": "https://a.org/other.json", "$ref": "#/x/y", "x": {"y": UNIQUE}}}},
+     ("$defs.o.x.y.uniqueItems",)),
+    ({"properties": {"a": {"$ref": "https://example.org/x"}}}, ("properties.a.$ref",)),
+    ({"$ref": "http://json-schema.org/draft-07/schema#"}, ("$ref",)),
+    ({"$recursiveRef": "#"}, ("$recursiveRef",)),
+    ({"type": "string", "pattern": "a^b"}, ("pattern",)),
+    ({"type": "string", "pattern": r"^(a|b$)|^[$^]\$\^$"}, ()),
+    ({"type": "array", "uniqueItems": False, "$ref": "#/x/y", "x": {"y": {"unevaluatedItems": True}}}, ()),
+    ({"$schema": "https://json-schema.org/draft-07/schema", "type": "string"}, ()),
+    ({"$schema": "http://json-schema.org/schema#", "type": "string", "enum": [{"$ref": "a b", "$schema": "x"}, "a"]}, ()),
+    ({"type": "object", "minProperties": 1, "additionalProperties": False, "patternProperties": {"^(?!x)": {"type": "string"}}},
+     ("patternProperties.^(?!x)",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "names"), CONTAINERS)
+def test_wherever_a_schema_is_it_is_taken(schema: dict[str, Any], names: tuple[str, ...]) -> None:
+    matcher = pytest.importorskip("llguidance").LLMatcher
+    assert enforceable(schema).left_out == names
+    grammar = Grammar()
+    assert not matcher.validate_grammar(grammar.built(grammar.schema(schema, is_strict=False)))
+
+
+def test_what_matched_a_pattern_that_is_left_out_still_has_a_place() -> None:
+    value = {"type": "string"}
+    found = enforceable({"patternProperties": {"^(?!x)": value, "^x": {}}, "additionalProperties": False})
+    assert found.schema == {"patternProperties": {"^x": {}}, "additionalProperties": {"anyOf": [value]}}

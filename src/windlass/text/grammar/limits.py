@@ -81,6 +81,22 @@ def is_costly_regex(regex: str) -> bool:
     return len(regex) > MAX_REGEX or sum(map(regex.count, "?*+{")) > MAX_QUANTIFIERS
 
 
+def has_inner_anchor(regex: str) -> bool:
+    """`^` after something, or `$` before something, for which a grammar would have to look around."""
+    before, in_class, place = "", False, 0
+    while place < len(regex):
+        mark = regex[place]
+        if in_class:
+            in_class = mark != "]"
+        elif (mark == "^" and before not in ("", "(", "|", "^", ":", ")")) or (before == "$" and mark not in ")|$"):
+            return True
+        else:
+            in_class = mark == "["
+        before = "\\" if mark == "\\" else mark
+        place += 2 if mark == "\\" else 1
+    return False
+
+
 def check_regex(regex: str) -> None:
     if is_costly_regex(regex):
         raise bad_constraint(

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from windlass.text.grammar.compile import bad_constraint
 from windlass.text.grammar.exclusive import Exclusion
-from windlass.text.grammar.limits import check_depth, check_nesting, is_costly_multiple, is_costly_regex
+from windlass.text.grammar.limits import check_depth, check_nesting, has_inner_anchor, is_costly_multiple, is_costly_regex
 from windlass.text.grammar.references import Place, References
 
 UNENFORCED = frozenset(
@@ -35,6 +35,10 @@ LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 SINGLE = ("items", "additionalProperties", "additionalItems")
 _UNSUPPORTED_PATTERN = re.compile(r"\(\?<?[=!]|\\[bB1-9]|\\k<")
 """Look-around, word boundaries and back-references."""
+DRAFTS = (
+    *(f"http://json-schema.org/draft-{number}/schema" for number in ("04", "06", "07")),
+    *(f"https://json-schema.org/draft/{name}/schema" for name in ("2019-09", "2020-12")),
+)
 _UNQUOTED = re.compile(r"[^!-~]|[\"<>\\^`{|}\[\]]")
 _IN_REFERENCES = "%#/:?&=+,;@!$'()*~"
 MAX_SCHEMAS = 20_000
@@ -67,7 +71,7 @@ class _Reduction:
     def result(self) -> EnforceableSchema:
         for place in self._schemas():
             names = tuple(self._unenforced(place.schema))
-            if names or not HARMLESS.keys().isdisjoint(place.schema) or _quoted(place.schema.get("$ref")):
+            if names or not HARMLESS.keys().isdisjoint(place.schema) or _is_otherwise(place.schema):
                 self._without[id(place.schema)] = (*names, *HARMLESS)
             self._left_out += [f"{place.path}.{name}" if place.path else name for name in names]
             self._left_out += self._loosened(place)
@@ -124,13 +128,19 @@ class _Reduction:
         if not isinstance(value, dict):
             return value
         given = cast(dict[str, Any], value)
-        names = self._without.get(id(given), ())
+        names = self._without.get(id(given))
+        if names is None:
+            return {key: self._copied(item) for key, item in given.items()}
         copied = {key: self._copied(item) for key, item in given.items() if key not in names}
         if quoted := _quoted(copied.get("$ref")):
             copied["$ref"] = quoted
-        for name in names:
-            if name.startswith("patternProperties.") and name not in given:
-                copied["patternProperties"].pop(name.partition(".")[2], None)
+        if "$schema" in copied:
+            copied["$schema"] = standard_draft(copied["$schema"])
+        lost = [
+            copied["patternProperties"].pop(name.partition(".")[2]) for name in names if name.startswith("patternProperties.")
+        ]
+        if lost and copied.get("additionalProperties") is False:  # what matched the patterns must have a place
+            copied["additionalProperties"] = {"anyOf": lost}
         return copied
 
 
@@ -150,6 +160,18 @@ def _inner(place: Place, *maps: str) -> Iterator[Place]:
                     yield place.within(f"{where}[{number}]", cast(dict[str, Any], item))
 
 
+def _is_otherwise(schema: Mapping[str, Any]) -> bool:
+    """It means the same when it is written in the way that llguidance takes."""
+    return bool(_quoted(schema.get("$ref"))) or ("$schema" in schema and schema["$schema"] != standard_draft(schema["$schema"]))
+
+
+def standard_draft(name: Any) -> Any:
+    """The name of a draft as its authors write it, which many do not; of one that llguidance does not know, the newest."""
+    if not isinstance(name, str) or name.rstrip("#") in DRAFTS:
+        return name
+    return next((draft for draft in DRAFTS if draft.partition("//")[2] == name.rstrip("#").partition("//")[2]), DRAFTS[-1])
+
+
 def _quoted(reference: Any) -> str:
     """`#/definitions/Box<Item>`, as generators for TypeScript write it, in the way that a reference is written; empty: it is."""
     return quote(reference, safe=_IN_REFERENCES) if isinstance(reference, str) and _UNQUOTED.search(reference) else ""
@@ -165,4 +187,4 @@ def _can_count(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_unsupported(pattern: str) -> bool:
-    return _UNSUPPORTED_PATTERN.search(pattern) is not None or is_costly_regex(pattern)
+    return is_costly_regex(pattern) or _UNSUPPORTED_PATTERN.search(pattern) is not None or has_inner_anchor(pattern)
