@@ -279,9 +279,19 @@ class Server:
         return int(found[1]) * 1024, len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
 
-def start(model: str, folder: Path) -> Server:
+def start(model: str, folder: Path, *options: str) -> Server:
     log = folder / "serve.log"
-    words = ["--port", "0", "--context", str(CONTEXT), "--max-running", "8", "--max-waiting", "8", "--max-body", "0.2MB"]
+    words = [
+        "--port",
+        "0",
+        "--context",
+        str(CONTEXT),
+        "--max-running",
+        "8",
+        "--max-body",
+        "0.2MB",
+        *(options or ("--max-waiting", "8")),
+    ]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "windlass", "serve", model, *words], stdout=out, stderr=subprocess.STDOUT

@@ -1,7 +1,7 @@
 """The application on a socket: uvicorn with graceful draining.
 
 On SIGTERM, Ctrl-C or SIGHUP (the terminal was closed) the server keeps listening and answers new requests with 503, finishes the
-requests in flight, and exits. A second signal exits at once.
+requests in flight, and exits. A second signal exits at once. Where the event loop is stuck, the watchdog ends the process.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from windlass.serve.app import service_of
 from windlass.serve.http.protocol import protocol_class
 from windlass.serve.monitor.log import Log, LogHandler
 from windlass.serve.settings import ServerSettings
+from windlass.serve.watchdog import Watchdog
 
 SHUTDOWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BACKLOG = 2048
@@ -41,6 +42,7 @@ class Server(uvicorn.Server):
         self._service = service_of(app)
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watchdog = Watchdog()
         super().__init__(_config(app, settings, self._service.log))
 
     @contextlib.contextmanager
@@ -54,7 +56,8 @@ class Server(uvicorn.Server):
         handled = [number for number in SHUTDOWN_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self.handle_exit) for number in handled}
         try:
-            yield
+            with self._watchdog.watching():
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -62,9 +65,11 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self.stop)
+        self._watchdog.signal(sig)
 
     def stop(self) -> None:
         """Drains; if called again, exits at once."""
+        self._watchdog.is_noticed = True
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:

@@ -18,9 +18,9 @@ from hanging import OwnClock, finished  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from windlass.core.client import Late, Unavailable  # noqa: E402
+from windlass.core.client import Broken, Late, Slowed, Unavailable  # noqa: E402
 from windlass.core.request import GREEDY, Info, Sampling  # noqa: E402
-from windlass.engine.client import replay  # noqa: E402
+from windlass.engine.client import replay, requests  # noqa: E402
 from windlass.engine.client.replay import EngineMoved  # noqa: E402
 from windlass.engine.client.requests import EngineRequests  # noqa: E402
 from windlass.engine.client.transport import Lost, Receive  # noqa: E402
@@ -236,6 +236,107 @@ def test_an_engine_with_less_room_says_so() -> None:
     engine = make_engine(num_blocks=1)
     with pytest.raises(TooLong, match="less than when the request started"):
         engine.submit(Submit(1, [1] * 8, GREEDY, None, generated=[2] * 12))
+
+
+# --- requests that end engines
+
+
+POISON = 63
+
+
+class Poisoned(CutPort):
+    """An engine that crashes two steps after it got a prompt with POISON in it."""
+
+    def send(self, command: Command) -> None:
+        super().send(command)
+        if isinstance(command, Submit) and POISON in command.token_ids:
+            self._steps = min(self._steps, 2)
+
+
+def poisoned_calls() -> tuple[EngineRequests, list[CutPort]]:
+    ports: list[CutPort] = []
+
+    def make() -> CutPort:
+        ports.append(Poisoned(NEVER, Unavailable("the engine's process was ended by SIGSEGV")))
+        return ports[-1]
+
+    return EngineRequests(make, max_crashes=replay.MAX_CRASHES), ports
+
+
+def poison(number: int = 0, owner: str = "bad/a") -> Submit:
+    return Submit(0, [number, POISON], GREEDY, 20, owner=owner)
+
+
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_who_ends_engines_is_found_among_others_that_are_answered(place: int) -> None:
+    async def run() -> None:
+        calls, ports = poisoned_calls()
+        asked = [Submit(0, [number], GREEDY, 20, owner="good/a") for number in range(5)]
+        alone, _ = calls_for([], Unavailable("none"))
+        whole = [told(await answer(alone, submit)) for submit in asked]
+        asked.insert(place, poison())
+        found = await asyncio.gather(*(answer(calls, submit) for submit in asked), return_exceptions=True)
+        culprit = found.pop(place)
+        assert isinstance(culprit, Broken) and "ended the engine" in str(culprit)
+        assert [told(outputs) for outputs in found if not isinstance(outputs, BaseException)] == whole
+        assert len(ports) == 3
+        await calls.close()
+        await alone.close()
+
+    finished(run())
+
+
+def test_who_ends_engines_is_refused_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        calls, ports = poisoned_calls()
+        with pytest.raises(Broken, match="ended the engine"):
+            await answer(calls, poison())
+        engines = len(ports)
+        again = msgspec.structs.replace(poison(), owner="other/b", sampling=Sampling(temperature=0.0, seed=7))
+        for submit in (poison(), again):
+            with pytest.raises(Broken, match="refused for ten minutes"):
+                await answer(calls, submit)
+        assert len(ports) == engines, "no engine has seen it again"
+        assert len(await answer(calls, Submit(0, [1], GREEDY, 5, owner="bad/a"))) == 5, "others of that key are served"
+        monkeypatch.setattr(requests, "REFUSED_SECONDS", 0.0)
+        with pytest.raises(Broken):
+            await answer(calls, poison())
+        assert len(ports) > engines, "it was tried again"
+        await calls.close()
+
+    finished(run())
+
+
+def test_a_key_whose_requests_go_on_ending_engines_is_refused_and_others_are_not() -> None:
+    async def run() -> None:
+        calls, ports = poisoned_calls()
+        for number in range(requests.MOST_CRASHES + 1):
+            with pytest.raises(Broken):
+                await answer(calls, poison(number))
+        engines = len(ports)
+        with pytest.raises(Slowed):
+            await answer(calls, Submit(0, [1], GREEDY, 5, owner="bad/another"))
+        assert len(ports) == engines
+        assert len(await answer(calls, Submit(0, [1], GREEDY, 5, owner="good/a"))) == 5
+        await calls.close()
+
+    finished(run())
+
+
+def test_a_suspect_that_leaves_does_not_hold_up_the_next() -> None:
+    async def run() -> None:
+        calls, ports = poisoned_calls()
+        asked = [asyncio.create_task(answer(calls, Submit(0, [number], GREEDY, 20))) for number in range(3)]
+        while not ports or not ports[0].commands:
+            await asyncio.sleep(0)
+        ports[0].kill()
+        while len(ports) < 2 or not ports[1].commands:
+            await asyncio.sleep(0)
+        asked[0].cancel()
+        assert [len(outputs) > 0 for outputs in await asyncio.gather(*asked[1:])] == [True, True]
+        await calls.close()
+
+    finished(run())
 
 
 # --- when not

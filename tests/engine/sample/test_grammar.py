@@ -20,8 +20,10 @@ from byte_vocab import TEXTUAL, Vocab, allowed  # noqa: E402
 from windlass.core.client import Busy  # noqa: E402
 from windlass.core.request import Constraint  # noqa: E402
 from windlass.engine.protocol import TokenizerData  # noqa: E402
+from windlass.engine.sample import grammar as grammars  # noqa: E402
 from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, num_words  # noqa: E402
 from windlass.errors import BadInput, MissingExtra  # noqa: E402
+from windlass.machine.memory import ProcessMemory  # noqa: E402
 from windlass.text.grammar.call_forms import CALLS  # noqa: E402
 from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar  # noqa: E402
 from windlass.text.parse.stream import TextStream  # noqa: E402
@@ -340,6 +342,33 @@ def test_small_grammars_are_kept_but_not_forever() -> None:
     assert guides.compile(words_grammar(99, 3)) is futures[99]
     assert guides.compile(words_grammar(0, 3)) is not futures[0]
     guides.close()
+
+
+def test_large_grammars_are_kept_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = iter(number * 50 * 2**20 for number in range(1000))
+    monkeypatch.setattr(grammars, "process_memory", lambda: ProcessMemory(anonymous_bytes=next(taken)))
+    guides = taught()
+    futures = [guides.compile(words_grammar(number, 3)) for number in range(4)]
+    assert [future.result(30).size_bytes for future in futures] == [50 * 2**20] * 4
+    guides.compile(words_grammar(4, 3)).result(30)
+    assert guides.compile(words_grammar(3, 3)) is futures[3] and guides.compile(words_grammar(2, 3)) is futures[2]
+    assert guides.compile(words_grammar(1, 3)) is not futures[1]
+    guides.close()
+
+
+def test_a_grammar_whose_masks_take_too_long_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(number * 0.01 for number in range(1000))
+    monkeypatch.setattr(grammars.time, "thread_time", lambda: next(clock))
+    guide = TEXTUAL.guides.matcher(json.dumps({"grammars": [{"lark_grammar": 'start: x\nx: x x | "a"'}]}), [TEXTUAL.end])
+    row = np.zeros(num_words(TEXTUAL.tokenizer.vocab_size), np.uint32)
+    [token] = TEXTUAL.tokenizer.encode("a")
+    num_masks = 0
+    while not guide.error:
+        guide.fill(row)
+        guide.advance(token)
+        num_masks += 1
+    assert "too long" in guide.error and not row.any()
+    assert num_masks == 63, "0.5 s and 2 ms for each, at 10 ms"
 
 
 def test_a_grammar_that_would_take_seconds_is_refused() -> None:

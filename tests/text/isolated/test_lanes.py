@@ -23,6 +23,7 @@ class Told:
         self.asked: list[str] = []
         self.answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self.is_closed = False
+        self.has_ended = False
 
     async def ask(self, task: Task) -> Answer | None:
         assert isinstance(task.job, Compilation)

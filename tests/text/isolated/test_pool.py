@@ -23,6 +23,7 @@ from windlass.text.isolated.process import Vocabulary
 
 pytestmark = pytest.mark.multi
 
+PROGRAM = "windlass.text.isolated.process"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 DEFINITIONS: dict[str, Any] = {f"d{number}": {"$ref": f"#/$defs/d{number + 1}"} for number in range(3000)}
@@ -66,12 +67,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def opened(known: Callable[[], Vocabulary] | None = vocabulary) -> AsyncGenerator[IsolatedPool]:
     pool = IsolatedPool(known)
-    before = set(children(os.getpid(), "windlass.text.isolated.process"))
+    before = set(children(os.getpid(), PROGRAM))
     try:
         async with asyncio.timeout(HUNG_SECONDS):
             yield pool
     finally:
-        ours = set(children(os.getpid(), "windlass.text.isolated.process")) - before
+        ours = set(children(os.getpid(), PROGRAM)) - before
         pool.close()
         until_gone(*ours)
 
@@ -106,11 +107,11 @@ def test_grammars_have_their_limits(name: str) -> None:
 
     async def run() -> None:
         async with opened() as pool:
-            with pytest.raises(BadInput, match="needs more than|cannot be compiled"):
+            with pytest.raises(BadInput, match=r"needs more than|cannot be compiled"):
                 await pool.check_grammar(BOMBS[name], "bad/")
             await pool.check_grammar(schema({"type": "integer"}), "good/")
             await pool.check_grammar(schema({"type": "string"}), "bad/")
-            with pytest.raises(BadInput, match="multipleOf|integer"):
+            with pytest.raises(BadInput, match="greater than maximum"):
                 await pool.check_grammar(schema({"type": "integer", "minimum": 5, "maximum": 3}))
 
     asyncio.run(run())
@@ -154,7 +155,7 @@ def test_who_leaves_takes_the_work_along(monkeypatch: pytest.MonkeyPatch) -> Non
     async def run() -> None:
         async with opened() as pool:
             job = asyncio.create_task(pool.render(LOOPS, HELLO))
-            [parent] = await asyncio.to_thread(until, lambda: children(os.getpid(), "windlass.text.isolated.process"))
+            [parent] = await asyncio.to_thread(until, lambda: children(os.getpid(), PROGRAM))
             [worker] = await asyncio.to_thread(until, lambda: children(parent))
             job.cancel()
             await asyncio.gather(job, return_exceptions=True)
@@ -163,7 +164,7 @@ def test_who_leaves_takes_the_work_along(monkeypatch: pytest.MonkeyPatch) -> Non
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("who", ["parent", "workers"])
+@pytest.mark.parametrize("who", ["parent", "workers", "all"])
 def test_processes_that_are_killed_are_replaced(who: str) -> None:
     pytest.importorskip("llguidance")
 
@@ -172,8 +173,9 @@ def test_processes_that_are_killed_are_replaced(who: str) -> None:
             for number in range(3):
                 await pool.check_grammar(schema({"const": number}))
                 assert await pool.render("{{ messages[0].content }}", HELLO) == "hello"
-                [parent] = children(os.getpid(), "windlass.text.isolated.process")
-                victims = [parent] if who == "parent" else children(parent)
+                parents = children(os.getpid(), PROGRAM)
+                workers = [worker for parent in parents for worker in children(parent)]
+                victims = {"parent": parents, "workers": workers, "all": parents + workers}[who]
                 kill(victims)
                 until_gone(*victims)
 

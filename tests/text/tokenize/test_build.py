@@ -50,7 +50,7 @@ WITHOUT_UNKNOWN = {"type": "WordLevel", "vocab": {"hello": 0}, "unk_token": "[UN
 
 
 def test_a_whole_tokenizer_passes() -> None:
-    check_tokenizer(bytes_json().decode())
+    check_tokenizer(build_tokenizer(bytes_json(), "here"))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,9 @@ def test_what_is_no_tokenizer(content: bytes) -> None:
 
 
 def test_one_that_fails_on_simple_texts() -> None:
+    backend = build_tokenizer(bytes_json(model=WITHOUT_UNKNOWN, pre_tokenizer={"type": "Whitespace"}), "here")
     with pytest.raises(BadInput, match="fails on simple texts"):
-        check_tokenizer(bytes_json(model=WITHOUT_UNKNOWN, pre_tokenizer={"type": "Whitespace"}).decode())
+        check_tokenizer(backend)
 
 
 @pytest.mark.parametrize("do", [lambda one: one.encode("zebra"), lambda one: one.encode("zebra " * LONG_CHARACTERS)])
@@ -131,6 +132,6 @@ def test_a_frame_with_an_unknown_token() -> None:
     """Encoded or refused, and nothing else."""
     for ids in ([], [10**9]):
         try:
-            check_tokenizer(bytes_json(post_processor=frame(ids)).decode())
+            check_tokenizer(build_tokenizer(bytes_json(post_processor=frame(ids)), "here"))
         except BadInput as error:
             assert str(error).isprintable()

@@ -41,8 +41,10 @@ def local(options: ServeOptions, path: Path, adapters: tuple[tuple[str, str], ..
     from windlass.open.client import open_client, require_torch
     from windlass.open.compile import compile_kernels
     from windlass.open.plan import apply_plan
+    from windlass.weights.text.trial import try_text
 
     require_torch("running a model")
+    try_text(path)
     plan = _plan(options.plan)
     launch = msgspec.structs.replace(options.launch, model=str(path), adapters=adapters)
     launch = launch if plan is None else apply_plan(launch, plan)

@@ -7,6 +7,7 @@ Grammars are compiled in the engine process, for the tokenizer that the client s
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from windlass.core.client import Busy
 from windlass.engine.protocol import TokenizerData
+from windlass.machine.memory import process_memory
 from windlass.text.grammar.compile import bad_constraint, compile_grammar, grammar_tokenizer, reason
 
 if TYPE_CHECKING:
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
 TokenBitmask = NDArray[np.uint32]
 """One bit per token, lowest first: set if the token is allowed."""
 MAX_COMPILED = 32
-"""Compiled grammars kept: the same schema is used again and again."""
+MAX_COMPILED_BYTES = 128 * 2**20
+"""Compiled grammars kept: the same schema is used again and again. Those of 300 published schemas take 1 to 10 MiB."""
+MASK_SECONDS = 0.5
+MASK_SECONDS_PER_TOKEN = 0.002
+"""CPU time of an answer's masks, which hold up the whole batch. They take 0.02 ms a token; 18 ms where a grammar is as ambiguous as `x: x x`."""
 MAX_QUEUED = 1000
 MAX_QUEUED_CHARACTERS = 500_000
 """Of all grammars that wait to be compiled: about a second of work."""
@@ -41,6 +47,7 @@ class GrammarMatcher:
         """`ends`: llguidance's end-of-text tokens; `stops`: the stop tokens of this request."""
         self._matcher, self.num_words = matcher, num_words(vocab_size)
         self._ends, self._stops = ends, np.array(sorted(set(stops)), np.int64)
+        self._seconds_left = MASK_SECONDS
         self.error = ""
         """Why no token is allowed."""
 
@@ -48,13 +55,17 @@ class GrammarMatcher:
         """Sets the bits of allowed tokens. Stop tokens are allowed only where the grammar is complete, even if they are ordinary text tokens."""
         part = row[: self.num_words]
         row[self.num_words :] = 0
+        began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(part.ctypes.data, part.nbytes)
+        self._seconds_left += MASK_SECONDS_PER_TOKEN - (time.thread_time() - began)
         _set(row, self._ends, False)
         _set(row, self._stops, self._matcher.is_accepting())
         if self._matcher.is_error():
             self.error = f"the grammar cannot be continued: {reason(self._matcher)}"
         elif not row.any():
             self.error = "the grammar cannot be continued: no token of this model matches"
+        elif self._seconds_left < 0:
+            self.error = "the grammar needs too long to tell which tokens may follow: it is ambiguous, or too large; simplify it"
         if self.error:
             row[:] = 0
 
@@ -108,6 +119,8 @@ class CompiledGrammar:
     initial: LLMatcher
     vocab_size: int
     ends: NDArray[np.int64]
+    size_bytes: int
+    """By which the process grew."""
 
     def matcher(self, stops: Iterable[int]) -> GrammarMatcher:
         return GrammarMatcher(self.initial.deep_copy(), self.vocab_size, self.ends, stops)
@@ -158,10 +171,21 @@ class GrammarCompiler:
         before = threading.stack_size(STACK_BYTES)  # its thread starts with the first grammar
         self._compiled[grammar] = future = self._thread.submit(self._compile, grammar)
         threading.stack_size(before)
-        old = [kept for kept in self._compiled if self._is_done(kept)]
-        for kept in old[: max(len(self._compiled) - MAX_COMPILED, 0)]:
-            del self._compiled[kept]
+        self._forget_old()
         return future
+
+    def _forget_old(self) -> None:
+        old = [kept for kept in self._compiled if self._is_done(kept)]
+        size_bytes = sum(map(self._size_bytes, old))
+        for kept in old:
+            if len(self._compiled) <= MAX_COMPILED and size_bytes <= MAX_COMPILED_BYTES:
+                return
+            size_bytes -= self._size_bytes(kept)
+            del self._compiled[kept]
+
+    def _size_bytes(self, grammar: str) -> int:
+        found = self._compiled[grammar]
+        return found.result().size_bytes if found.exception() is None else 0
 
     def _is_done(self, grammar: str) -> bool:
         found = self._compiled.get(grammar)
@@ -177,8 +201,10 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> CompiledGrammar:
         tokenizer = self._known_tokenizer()
+        before = process_memory().anonymous_bytes
         matcher = compile_grammar(tokenizer, grammar)
-        return CompiledGrammar(matcher, tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64))
+        size_bytes = max(process_memory().anonymous_bytes - before, 0)
+        return CompiledGrammar(matcher, tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64), size_bytes)
 
     def _known_tokenizer(self) -> LLTokenizer:
         """Made with the first grammar."""

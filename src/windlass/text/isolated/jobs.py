@@ -72,6 +72,6 @@ def _compiled(job: Compilation, tokenizer: LLTokenizer | BadInput | None) -> str
     if isinstance(tokenizer, BadInput):
         raise tokenizer
     if tokenizer is None:
-        raise RuntimeError("asked for a grammar before the tokenizer")
+        raise RuntimeError("the tokenizer could not be prepared for constraints")
     compile_grammar(tokenizer, job.grammar)
     return ""

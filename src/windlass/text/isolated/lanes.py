@@ -18,6 +18,8 @@ MOST_SECONDS = 60.0
 
 
 class Asked(Protocol):
+    @property
+    def has_ended(self) -> bool: ...
     async def ask(self, task: Task) -> Answer | None: ...
     def close(self) -> None: ...
 
@@ -36,7 +38,7 @@ class Lane:
         await self._turn(group)
         worker, age, answer = None, self._age, None
         try:
-            worker = self._idle.pop() if self._idle else self._start()
+            worker = self._idle_worker() or self._start()
             async with asyncio.timeout(MOST_SECONDS):
                 answer = await worker.ask(Task(job=job, cpu_seconds=self.cpu_seconds))
         except TimeoutError:
@@ -54,6 +56,14 @@ class Lane:
         self._age += 1
         while self._idle:
             self._idle.pop().close()
+
+    def _idle_worker(self) -> Asked | None:
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.has_ended:  # killed from outside: not by the next job
+                return worker
+            worker.close()
+        return None
 
     async def _turn(self, group: str) -> None:
         if self._free:

@@ -90,6 +90,7 @@ class IsolatedPool:
             self._slow.renew()
         self._by_grammars.check(group)
         answer = await self._run(Compilation(grammar=grammar), group, self._by_grammars)
+        self._workers.has_compiled |= answer is not None
         if answer is None:
             why = "it is too large, or nested too deeply; simplify it"
             answer = Answer(error=f"the constraint needs more than {LIMITS} to be compiled: {why}", field="constraint")

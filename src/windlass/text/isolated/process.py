@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 QUICK, SLOW, VOCABULARY = b"Q", b"S", b"V"
 """Messages to the parent, each with a file descriptor: a worker's socket, twice, and a file with a tokenizer."""
-MEMORY_BYTES = 512 * 2**20
+MEMORY_BYTES = 256 * 2**20
 TOKENIZER_SECONDS = 60.0
 """CPU time, for a tokenizer to be made: 0.6 s of 150,000 tokens."""
 MAX_KEPT_BYTES = 64 * 2**20

@@ -29,10 +29,13 @@ class Workers:
         self._control: socket.socket | None = None
         self._vocabulary = vocabulary
         self._is_taught = False
+        self.has_compiled = False
+        """A grammar, with this tokenizer: if the process ends now, it is not the tokenizer's fault."""
 
     def start(self) -> None:
         """It imports its libraries while something else goes on."""
-        has_ended = self._process is not None
+        if self._process is not None and self._is_taught and not self.has_compiled:
+            self._vocabulary = None
         self.close()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -46,8 +49,6 @@ class Workers:
                 # One arena: those of other threads take address space, which is limited, and hold nothing.
                 env=os.environ | {"MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
             )
-        if has_ended and self._is_taught:
-            self._vocabulary = None  # it may have been the tokenizer that ended it
         self._is_taught = False
 
     def teach(self) -> bool:
@@ -72,7 +73,10 @@ class Workers:
             try:
                 self._send(SLOW if is_slow else QUICK, theirs.fileno())
             except OSError:  # it has ended, whatever the reason: once more
+                was_taught = self._is_taught
                 self.start()
+                if was_taught:
+                    self.teach()
                 self._send(SLOW if is_slow else QUICK, theirs.fileno())
         return Worker(ours)
 
@@ -97,6 +101,16 @@ class Worker:
         self._connection.setblocking(False)
         self._frames, self._pid = FrameReader(MAX_ANSWER_BYTES), 0
         self._waiting: list[bytes] = []
+
+    @property
+    def has_ended(self) -> bool:
+        """Between two jobs."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     async def ask(self, task: Task) -> Answer | None:
         """None: it ended, at its limit of time or memory or by a fault of a library."""

@@ -1,7 +1,7 @@
 """tokenizer.json -> the tokenizer of the library. Every error of the library, Rust panics too, is one of ours from here on.
 
 A panic arrives as a BaseException, which no `except Exception` catches; Rust has then printed its own lines already. What the library
-cannot survive (memory that is not there, a stack that is too deep) ends the process: `check_tokenizer` is for a process of its own.
+cannot survive (memory that is not there, a stack that is too deep) ends the process: weights/text/trial.py tries it in one of its own.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ def library_reason(error: BaseException) -> str:
     return shown(next(iter(str(error).splitlines()), "") or type(error).__name__)
 
 
-def check_tokenizer(json_text: str, where: str = "tokenizer.json") -> None:
-    """Builds the tokenizer, encodes a few texts and decodes some of its tokens; BadInput if any of that fails."""
-    backend = build_tokenizer(json_text.encode("utf-8", "replace"), where)
+def check_tokenizer(backend: tokenizers.Tokenizer, where: str = "tokenizer.json") -> None:
+    """Encodes a few texts and decodes some of its tokens; BadInput if any of that fails."""
     try:
         for text in TRIED_TEXTS:
             for special in (False, True):
