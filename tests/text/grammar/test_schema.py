@@ -97,6 +97,8 @@ def test_gbnf_is_a_grammar_too() -> None:
         ({"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}, {"n": {"n": 1}}, "invalid"),
         ({"type": "string", "pattern": "^(?=a)"}, "b", "unknown"),
         ({"type": "string", "pattern": "^a"}, "a", "valid"),
+        ({"patternProperties": {"^a": UNIQUE}}, {"a": ["b", "b"]}, "unknown"),
+        ({"patternProperties": {"^a": UNIQUE}, "properties": {"b": {}}}, {"b": 1}, "valid"),
         ({"$ref": "https://example.org/x"}, 1, "unknown"),
         ({"$ref": "#"}, 1, "unknown"),
         ({"type": 3}, 1, "unknown"),

@@ -41,7 +41,7 @@ class _Checker:
         self._root = root
         self._steps = 0
         self.skipped = False
-        """A pattern or format was left out that the grammar does not enforce either."""
+        """Something was left out: a pattern or format that the grammar does not enforce either, a property that is known by a pattern."""
 
     def is_valid(self, value: Any, schema: Any, depth: int) -> bool:
         self._steps += 1
@@ -113,6 +113,12 @@ def _additional(checker: _Checker, expected: Any, value: Any, schema: Mapping[st
     if "patternProperties" in schema:
         return True
     return all(checker.is_valid(item, expected, depth) for key, item in value.items() if key not in schema.get("properties", {}))
+
+
+def _patterned(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
+    """Which of them a property matches is not looked at."""
+    checker.skipped = checker.skipped or any(key not in schema.get("properties", {}) for key in value)
+    return True
 
 
 def _items(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
@@ -193,6 +199,7 @@ KEYWORDS: dict[str, Check] = {
     "if": _condition,
     "properties": _of(dict, _properties),
     "additionalProperties": _of(dict, _additional),
+    "patternProperties": _of(dict, _patterned),
     "required": _of(dict, lambda checker, expected, value, schema, depth: all(key in value for key in expected)),
     "minProperties": _of(dict, lambda checker, expected, value, schema, depth: len(value) >= expected),
     "maxProperties": _of(dict, lambda checker, expected, value, schema, depth: len(value) <= expected),
