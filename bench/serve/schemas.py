@@ -157,6 +157,8 @@ def _walk(matcher: LLMatcher, end: int, chance: random.Random) -> str | None:
     written = bytearray()
     while len(written) < MOST_BYTES:
         mask = matcher.compute_bitmask()
+        if matcher.is_error():  # a limit of llguidance's, which a server says
+            return None
         allowed = [number for number in range(len(mask) * 8) if mask[number >> 3] >> (number & 7) & 1]
         if not allowed:
             return written.decode() if matcher.is_accepting() else None
@@ -166,7 +168,7 @@ def _walk(matcher: LLMatcher, end: int, chance: random.Random) -> str | None:
         written.append(token)
         matcher.consume_token(token)
         if matcher.is_stopped():
-            return written.decode()
+            return None if matcher.is_error() else written.decode()
     return None
 
 
