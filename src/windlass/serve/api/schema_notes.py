@@ -15,7 +15,7 @@ import msgspec
 from windlass.core.request import Delta, Request, tool_name
 from windlass.serve.http.asgi import Header
 from windlass.text.grammar.check import Verdict, check_answer
-from windlass.text.grammar.schema import enforceable
+from windlass.text.grammar.schema import enforceable, enforceable_text
 from windlass.wire.schema.errors import unsupported
 
 UNENFORCED, VERDICT = b"windlass-unenforced", b"windlass-schema"
@@ -42,7 +42,7 @@ class SchemaNotes:
         if constraint is None or constraint.kind != "json_schema":
             return None
         schema = msgspec.json.decode(constraint.value)
-        left_out = enforceable(schema).left_out
+        left_out = enforceable_text(constraint.value).left_out
         if left_out and constraint.is_strict:
             raise unsupported("response_format", f"has a strict JSON schema with {left_out[0][:100]}, {_REASON}")
         self.left_out += left_out

@@ -14,8 +14,8 @@ from typing import Any, cast
 from windlass.core.request import Constraint
 from windlass.errors import MissingExtra
 from windlass.text.grammar.compile import bad_constraint
-from windlass.text.grammar.limits import MAX_NESTING, check_lark, check_regex
-from windlass.text.grammar.schema import enforceable
+from windlass.text.grammar.limits import check_lark, check_regex
+from windlass.text.grammar.schema import EnforceableSchema, enforceable, enforceable_text
 
 _JSON_SPACE = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
 """Whitespace allowed in JSON: a newline with indentation, or a few spaces. With unlimited whitespace some models write nothing else."""
@@ -62,9 +62,11 @@ class Grammar:
 
     def schema(self, schema: Any, is_strict: bool = True) -> str:
         """`is_strict`: a keyword that cannot be enforced is refused, not left out."""
-        if schema is False:
+        return self._schema(enforceable(schema), is_strict)
+
+    def _schema(self, found: EnforceableSchema, is_strict: bool) -> str:
+        if found.schema is False:
             raise bad_constraint("the JSON schema is false, which no output can match")
-        found = enforceable(schema)
         if is_strict and found.left_out:
             raise bad_constraint(
                 f"the strict JSON schema has {found.left_out[0][:100]}, which cannot be enforced; leave it or `strict` out"
@@ -79,7 +81,7 @@ class Grammar:
             case "json_object":
                 return self.schema({"type": "object"})
             case "json_schema":
-                return self.schema(_parsed(constraint.value), constraint.is_strict)
+                return self._schema(enforceable_text(constraint.value), constraint.is_strict)
             case "regex":
                 check_regex(constraint.value)
                 return self._part({"lark_grammar": f"start: /{_in_slashes(constraint.value)}/\n"})
@@ -109,13 +111,6 @@ class Grammar:
     def _piece(self, text: str) -> str:
         number = self._special.get(text)
         return _quoted(text) if number is None else f"<[{number}]>"
-
-
-def _parsed(schema: str) -> Any:
-    try:
-        return json.loads(schema)
-    except RecursionError:
-        raise bad_constraint(f"the JSON schema is nested more than {MAX_NESTING} levels deep; simplify it") from None
 
 
 def _checked(grammar: str) -> str:

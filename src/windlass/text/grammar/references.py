@@ -25,12 +25,12 @@ class Place(NamedTuple):
 class References:
     def __init__(self, root: dict[str, Any]) -> None:
         self.root = Place("", root, root)
-        self._named: dict[str, Place] | None = None
-        """By `$id` or `#anchor`; None: not looked for yet."""
+        self.is_bundle = False
+        """A schema was met that belongs to another document than the root."""
 
     def target(self, reference: Any) -> dict[str, Any] | None:
         """None too if it depends on where the reference is: a schema in this one has an `$id`."""
-        found = None if self._is_bundle else self._find(reference, self.root.schema)
+        found = None if self.is_bundle else self._find(reference, self.root.schema)
         return None if found is None else found.schema
 
     def place(self, of: Place) -> Place | None:
@@ -41,42 +41,36 @@ class References:
     def is_foreign(self, reference: str) -> bool:
         """It leads to another document, which is not there; or to JSON Schema's own, of which llguidance has a copy that it cannot enforce."""
         address = reference.partition("#")[0]
-        return bool(address) and (_STANDARD in address or not any(_is_same(address, name) for name in self._names()))
+        return bool(address) and (_STANDARD in address or not any(_is_same(address, name) for name in self._names))
 
     def _find(self, reference: Any, document: dict[str, Any]) -> Place | None:
         if not isinstance(reference, str):
             return None
         address, _, fragment = reference.partition("#")
         if fragment and not fragment.startswith("/"):
-            return self._names().get(f"#{fragment}")
+            return self._names.get(f"#{fragment}")
         if not address:
             start = self.root if document is self.root.schema else self._documents.get(id(document), self.root)
         else:
-            start = next((place for name, place in self._names().items() if _is_same(address, name)), None)
+            start = next((place for name, place in self._names.items() if _is_same(address, name)), None)
         return None if start is None else _followed(start, fragment)
 
     @cached_property
     def _documents(self) -> dict[int, Place]:
-        return {id(place.schema): place for place in self._names().values()}
+        return {id(place.schema): place for place in self._names.values()}
 
     @cached_property
-    def _is_bundle(self) -> bool:
-        return any(_id(place.schema) for place in self._names().values() if place.path)
-
     def _names(self) -> dict[str, Place]:
-        """Looked for anywhere: an `$id` in a wrong place costs nothing."""
-        if self._named is None:
-            self._named, waiting = {}, [self.root]
-            while waiting:
-                place = waiting.pop()
-                for key in ("$id", "id", "$anchor"):
-                    name = place.schema.get(key)
-                    if isinstance(name, str):
-                        self._named.setdefault(
-                            f"#{name}" if key == "$anchor" else name if name[:1] == "#" else name.rstrip("#"), place
-                        )
-                waiting += _objects(place)
-        return self._named
+        """By `$id` or `#anchor`. Looked for anywhere: one in a wrong place costs nothing."""
+        named, waiting = dict[str, Place](), [self.root]
+        while waiting:
+            place = waiting.pop()
+            for key in ("$id", "id", "$anchor"):
+                name = place.schema.get(key)
+                if isinstance(name, str):
+                    named.setdefault(f"#{name}" if key == "$anchor" else name if name[:1] == "#" else name.rstrip("#"), place)
+            waiting += _objects(place)
+        return named
 
 
 def _id(schema: dict[str, Any]) -> str:

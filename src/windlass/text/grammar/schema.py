@@ -8,8 +8,10 @@ Schemas are strangers' input: nothing here recurses with them, and what would le
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
@@ -30,9 +32,13 @@ COUNTS = frozenset("minLength maxLength minItems maxItems minProperties maxPrope
 NUM_PROPERTIES = ("minProperties", "maxProperties")
 MAX_COUNT = 2**31
 """No answer is as long, and llguidance's own limit is near."""
-MAPS = ("properties", "patternProperties", "$defs", "definitions")
+NOTED = UNENFORCED | COUNTS | frozenset("format pattern multipleOf $ref $schema patternProperties oneOf".split())
+"""What is looked at."""
+DEFINITIONS = ("$defs", "definitions")
+MAPS = ("properties", "patternProperties", *DEFINITIONS)
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 SINGLE = ("items", "additionalProperties", "additionalItems")
+HOLDERS = frozenset((*MAPS, *LISTS, *SINGLE))
 _UNSUPPORTED_PATTERN = re.compile(r"\(\?<?[=!]|\\[bB1-9]|\\k<")
 """Look-around, word boundaries and back-references."""
 DRAFTS = (
@@ -41,8 +47,11 @@ DRAFTS = (
 )
 _UNQUOTED = re.compile(r"[^!-~]|[\"<>\\^`{|}\[\]]")
 _IN_REFERENCES = "%#/:?&=+,;@!$'()*~"
-MAX_SCHEMAS = 20_000
+MAX_SCHEMAS = 10_000
 """Schemas within one. A grammar of as many parts is too large for llguidance."""
+
+
+MAX_KEPT, MAX_KEPT_CHARACTERS = 64, 32_768
 
 
 class EnforceableSchema(NamedTuple):
@@ -60,6 +69,23 @@ def enforceable(schema: Any) -> EnforceableSchema:
     return _Reduction(cast(dict[str, Any], schema)).result()
 
 
+def enforceable_text(text: str) -> EnforceableSchema:
+    """Of JSON. A request asks twice, and requests often have the same schema."""
+    return _kept(text) if len(text) <= MAX_KEPT_CHARACTERS else enforceable(_parsed(text))
+
+
+@lru_cache(MAX_KEPT)
+def _kept(text: str) -> EnforceableSchema:
+    return enforceable(_parsed(text))
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise bad_constraint("the JSON schema is nested too deeply; simplify it") from None
+
+
 class _Reduction:
     def __init__(self, root: dict[str, Any]) -> None:
         self._root, self._references = root, References(root)
@@ -69,12 +95,13 @@ class _Reduction:
         """By their id, schemas that lose keywords."""
 
     def result(self) -> EnforceableSchema:
+        unions: list[Place] = []
         for place in self._schemas():
-            names = tuple(self._unenforced(place.schema))
-            if names or not HARMLESS.keys().isdisjoint(place.schema) or _is_otherwise(place.schema):
-                self._without[id(place.schema)] = (*names, *HARMLESS)
-            self._left_out += [f"{place.path}.{name}" if place.path else name for name in names]
-            self._left_out += self._loosened(place)
+            given = [key for key in place.schema if key in NOTED]
+            if given:
+                self._note(place, given)
+                unions += [place] if "oneOf" in given else []
+        self._left_out += [_joined(place.path, "oneOf") for place in unions if not self._exclusion.is_exclusive(place.schema)]
         kept = self._copied(self._root) if self._without else self._root
         return EnforceableSchema(kept, tuple(self._left_out))
 
@@ -90,13 +117,23 @@ class _Reduction:
             check_depth(place.depth)
             if len(seen) > MAX_SCHEMAS:
                 raise bad_constraint(f"the JSON schema has more than {MAX_SCHEMAS:,} schemas in it; simplify it")
+            self._references.is_bundle |= place.document is not self._root
             yield place
-            referred = self._references.place(place)
-            waiting += [*reversed(list(_inner(place, *MAPS[:2]))), *([referred] if referred is not None else [])]
-            later += list(_inner(place, *MAPS[2:]))
+            inner = list(_inner(place))
+            waiting += [found for key, found in reversed(inner) if key not in DEFINITIONS]
+            later += [found for key, found in inner if key in DEFINITIONS]
+            if "$ref" in place.schema and (referred := self._references.place(place)) is not None:
+                waiting.append(referred)
 
-    def _unenforced(self, schema: Mapping[str, Any]) -> Iterator[str]:
-        for key, value in schema.items():
+    def _note(self, place: Place, given: list[str]) -> None:
+        names = tuple(self._unenforced(place.schema, given))
+        if names or not HARMLESS.keys().isdisjoint(given) or _is_otherwise(place.schema):
+            self._without[id(place.schema)] = (*names, *HARMLESS)
+        self._left_out += [_joined(place.path, name) for name in names]
+
+    def _unenforced(self, schema: Mapping[str, Any], given: list[str]) -> Iterator[str]:
+        for key in given:
+            value = schema[key]
             if self._is_unenforced(key, value) or (key in NUM_PROPERTIES and not _can_count(schema)):
                 yield key
             elif key == "patternProperties" and isinstance(value, Mapping):
@@ -116,10 +153,6 @@ class _Reduction:
         if key == "$ref":
             return isinstance(value, str) and self._references.is_foreign(value)
         return key in COUNTS and isinstance(value, (int, float)) and value >= MAX_COUNT
-
-    def _loosened(self, place: Place) -> Iterator[str]:
-        if "oneOf" in place.schema and not self._exclusion.is_exclusive(place.schema):
-            yield f"{place.path}.oneOf" if place.path else "oneOf"
 
     def _copied(self, value: Any) -> Any:
         """Recursion is no danger here: `check_nesting` has been passed."""
@@ -144,20 +177,28 @@ class _Reduction:
         return copied
 
 
-def _inner(place: Place, *maps: str) -> Iterator[Place]:
-    """Schemas directly within one."""
+def _inner(place: Place) -> Iterator[tuple[str, Place]]:
+    """Schemas directly within one, and the keyword that each belongs to."""
     for key, value in place.schema.items():
-        where = f"{place.path}.{key}" if place.path else key
+        if key not in HOLDERS:
+            continue
+        where = _joined(place.path, key)
         if isinstance(value, dict):
             inner = cast(dict[str, Any], value)
-            named = inner.items() if key in maps else [("", inner)] if key in SINGLE else ()
-            for name, item in named:
+            if key in SINGLE:
+                yield key, place.within(where, inner)
+                continue
+            for name, item in inner.items():
                 if isinstance(item, dict):
-                    yield place.within(f"{where}.{name}" if name else where, cast(dict[str, Any], item))
-        elif isinstance(value, list) and key in LISTS:
+                    yield key, place.within(f"{where}.{name}", cast(dict[str, Any], item))
+        elif isinstance(value, list):
             for number, item in enumerate(cast(list[Any], value)):
                 if isinstance(item, dict):
-                    yield place.within(f"{where}[{number}]", cast(dict[str, Any], item))
+                    yield key, place.within(f"{where}[{number}]", cast(dict[str, Any], item))
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _is_otherwise(schema: Mapping[str, Any]) -> bool:
