@@ -224,7 +224,7 @@ def run(model: str, minutes: float, keys: int, pause: float, seed: int) -> list[
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "keys").write_text("".join(f"{kind}-{key}\n" for kind in ("honest", "bad") for key in range(keys)))
-        server = start(prepared(model, folder), folder, "--api-key", str(folder / "keys"))
+        server = start(prepared(model, folder), folder, "--max-body", "8MB", "--api-key", str(folder / "keys"))
         try:
             engine = server.engine()
             asyncio.run(phase(server, keys, 20.0, None, seed))  # everything is warm

@@ -18,7 +18,7 @@ from fake_text import ids, model_text, words
 from hanging import finished
 
 from subprocesses import is_running, until_gone
-from windlass.core.client import Late, SyncClient, Unavailable
+from windlass.core.client import Broken, Late, SyncClient, Unavailable
 from windlass.core.launch import Launch, RankJob
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine.client import transport
@@ -174,7 +174,7 @@ def test_a_killed_engine_is_followed_by_another_that_goes_on(tmp_path: Path) -> 
             await asyncio.sleep(0.005)
         await inner._requests.ready()
         os.kill(inner.pid, signal.SIGKILL)
-        with pytest.raises(Unavailable, match="SIGKILL"):
+        with pytest.raises(Broken, match="SIGKILL"):
             await last.answer()
         assert len(await Asking(inner, Request(prompt="again", max_tokens=3)).answer()) == 3
         await inner.close()
@@ -239,9 +239,9 @@ def test_loading_makes_requests_late_too(tmp_path: Path) -> None:
 def test_a_crash_in_a_step_is_survived() -> None:
     """By everybody but the request that causes it, twice."""
     with SyncClient(Crashing()) as client:
-        with pytest.raises(Unavailable, match="SIGABRT"):
+        with pytest.raises(Broken, match="SIGABRT"):
             list(client.generate(Request(token_ids=(13,), max_tokens=2)))
-        with pytest.raises(Unavailable, match=r"RuntimeError: the device caught fire$"):
+        with pytest.raises(Broken, match=r"RuntimeError: the device caught fire"):
             list(client.generate(Request(token_ids=(14,), max_tokens=2)))
         assert len(text_of(client, "fine", 5)) == 5
 

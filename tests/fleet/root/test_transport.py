@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import owned_time
-from windlass.core.client import Unavailable
+from windlass.core.client import Broken, Unavailable
 from windlass.core.launch import Launch, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
@@ -154,7 +154,7 @@ async def test_an_engine_that_crashes_is_followed_once(stage: Stage) -> None:
         engine = await stage.engine(number)
         await stage.submitted(engine)
         engine.lost(Unavailable("it was ended by SIGSEGV"))
-    with pytest.raises(Unavailable, match="SIGSEGV"):
+    with pytest.raises(Broken, match="SIGSEGV"):
         await asking
     assert len(stage.engines) == 2 and not stage.calls.is_alive
 

@@ -15,7 +15,7 @@ pytest.importorskip("jinja2")
 
 from subprocesses import children, kill, until_gone
 from waiting import HUNG_SECONDS, until
-from windlass.core.client import Broken, Slowed
+from windlass.core.client import Broken, Slowed, Unavailable
 from windlass.errors import BadInput
 from windlass.text.isolated import pool as pools
 from windlass.text.isolated.pool import IsolatedPool
@@ -178,6 +178,19 @@ def test_processes_that_are_killed_are_replaced(who: str) -> None:
                 victims = {"parent": parents, "workers": workers, "all": parents + workers}[who]
                 kill(victims)
                 until_gone(*victims)
+
+    asyncio.run(run())
+
+
+def test_a_closed_one_starts_nothing() -> None:
+    async def run() -> None:
+        async with opened() as pool:
+            pool.close()
+            pool.start()
+            for late in (pool.render("x", HELLO), pool.check_grammar(schema({}))):
+                with pytest.raises(Unavailable, match="closed"):
+                    await late
+            assert children(os.getpid(), PROGRAM) == []
 
     asyncio.run(run())
 

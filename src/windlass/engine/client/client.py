@@ -79,9 +79,6 @@ class EngineClient:
 
     async def ready(self) -> Info:
         """Loads the model now instead of with the first request."""
-        if self._text_processor.has_chat:
-            self._isolated.start()
-        await self._requests.ready()
         return await self.info()
 
     async def restart(self) -> None:
@@ -144,6 +141,8 @@ class EngineClient:
         return self._text_processor.describe()
 
     async def info(self) -> Info:
+        if self._text_processor.has_chat:
+            self._isolated.start()  # while the model is loaded
         found = await self._requests.info()
         has_text = isinstance(self._text_processor, TextProcessor)
         return msgspec.structs.replace(

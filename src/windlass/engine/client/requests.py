@@ -47,7 +47,7 @@ REFUSED_SECONDS = 600.0
 MAX_REFUSED = 1000
 MOST_CRASHES = 1
 """By requests of one group within that time; with more it is refused."""
-ENDED_ENGINES = "this request ended the engine, and ended it again when it was repeated; it is refused for ten minutes"
+ENDED_ENGINES = "this request ended the engine twice{how}; it is refused for ten minutes"
 
 
 class EngineRequests:
@@ -174,7 +174,7 @@ class EngineRequests:
         """An engine is lost. Requests that can continue go to the next one, in order of arrival."""
         cause = connection.tried if isinstance(error, Unavailable) and not isinstance(error, EngineMoved) else None
         if cause is not None:
-            self._refuse(cause)
+            self._refuse(cause, error)
             requests = [pending for pending in requests if pending is not cause]
         again = [
             pending
@@ -202,15 +202,16 @@ class EngineRequests:
 
     def _check_refused(self, submit: Submit) -> None:
         if self._refused and time.monotonic() < self._refused.get(submit_digest(submit), -math.inf) + REFUSED_SECONDS:
-            raise Broken(ENDED_ENGINES)
+            raise Broken(ENDED_ENGINES.format(how=""))
         self._offenders.check(group_of(submit.owner))
 
-    def _refuse(self, pending: PendingRequest) -> None:
+    def _refuse(self, pending: PendingRequest, error: Error) -> None:
         self._refused[pending.digest] = time.monotonic()
         while len(self._refused) > MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        self._offenders.note(group_of(pending.owner))
-        pending.fail(Broken(ENDED_ENGINES))
+        if group := group_of(pending.owner):
+            self._offenders.note(group)
+        pending.fail(Broken(ENDED_ENGINES.format(how=f" ({error})")))
 
 
 class _Connection:

@@ -30,7 +30,7 @@ TokenBitmask = NDArray[np.uint32]
 MAX_COMPILED = 32
 MAX_COMPILED_BYTES = 128 * 2**20
 """Compiled grammars kept: the same schema is used again and again. Those of 300 published schemas take 1 to 10 MiB."""
-MASK_SECONDS = 0.5
+MASK_SECONDS = 0.1
 MASK_SECONDS_PER_TOKEN = 0.002
 """CPU time of an answer's masks, which hold up the whole batch. They take 0.02 ms a token; 18 ms where a grammar is as ambiguous as `x: x x`."""
 MAX_QUEUED = 1000
@@ -47,7 +47,7 @@ class GrammarMatcher:
         """`ends`: llguidance's end-of-text tokens; `stops`: the stop tokens of this request."""
         self._matcher, self.num_words = matcher, num_words(vocab_size)
         self._ends, self._stops = ends, np.array(sorted(set(stops)), np.int64)
-        self._seconds_left = MASK_SECONDS
+        self._seconds_left, self._is_slow = MASK_SECONDS, False
         self.error = ""
         """Why no token is allowed."""
 
@@ -55,9 +55,14 @@ class GrammarMatcher:
         """Sets the bits of allowed tokens. Stop tokens are allowed only where the grammar is complete, even if they are ordinary text tokens."""
         part = row[: self.num_words]
         row[self.num_words :] = 0
-        began = time.thread_time()
+        # The clock of CPU time costs several microseconds: it is read for those that were once slow by the other.
+        clock = time.thread_time if self._is_slow else time.perf_counter
+        began = clock()
         self._matcher.unsafe_compute_mask_ptr(part.ctypes.data, part.nbytes)
-        self._seconds_left += MASK_SECONDS_PER_TOKEN - (time.thread_time() - began)
+        seconds = clock() - began
+        if self._is_slow:
+            self._seconds_left += MASK_SECONDS_PER_TOKEN - seconds
+        self._is_slow = self._is_slow or seconds > MASK_SECONDS_PER_TOKEN
         _set(row, self._ends, False)
         _set(row, self._stops, self._matcher.is_accepting())
         if self._matcher.is_error():

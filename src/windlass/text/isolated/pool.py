@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from windlass.core.client import Broken
+from windlass.core.client import Broken, Unavailable
 from windlass.errors import BadInput
 from windlass.text.isolated.jobs import Answer, Compilation, Rendering
 from windlass.text.isolated.lanes import Lane
@@ -23,7 +23,7 @@ from windlass.text.isolated.process import MEMORY_BYTES, Vocabulary
 from windlass.text.isolated.workers import Workers
 
 NUM_QUICK = 2
-QUICK_SECONDS = 0.25
+QUICK_SECONDS = 0.1
 SLOW_SECONDS = 1.0
 """CPU time. What an engine compiles again takes as long there."""
 REMEMBERED_SECONDS = 60.0
@@ -42,11 +42,13 @@ class IsolatedPool:
         self._answers: OrderedDict[bytes, Answer] = OrderedDict()
         """Of grammars, by their digest."""
         self._compiling: dict[bytes, _Shared] = {}
+        self._is_closed = False
         self._by_chats, self._by_grammars = (Offenders(MOST_ENDED, REMEMBERED_SECONDS, clock) for _ in range(2))
 
     def start(self) -> None:
         """Before the first job, while something else goes on."""
-        self._workers.start()
+        if not self._is_closed and not self._workers.is_started:
+            self._workers.start()
 
     async def render(self, template: str, values: Mapping[str, Any], owner: str = "") -> str:
         """`owner`: GROUP/USER."""
@@ -67,6 +69,7 @@ class IsolatedPool:
         _text(answer)
 
     def close(self) -> None:
+        self._is_closed = True
         for lane in (self._quick, self._slow):
             lane.renew()
         self._workers.close()
@@ -85,7 +88,7 @@ class IsolatedPool:
                 del self._compiling[digest]
 
     async def _compile(self, digest: bytes, grammar: str, group: str) -> Answer:
-        if self._workers.teach():
+        if not self._is_closed and self._workers.teach():
             self._quick.renew()
             self._slow.renew()
         self._by_grammars.check(group)
@@ -103,6 +106,8 @@ class IsolatedPool:
     # --- lanes
 
     async def _run(self, job: Rendering | Compilation, group: str, offenders: Offenders) -> Answer | None:
+        if self._is_closed:
+            raise Unavailable("this client is closed")
         is_suspect = offenders.recent(group) > 0
         if not is_suspect:
             answer = await self._quick.run(job, group)

@@ -1,7 +1,7 @@
 """The processes, from inside: a parent that has imported the libraries and made the tokenizer, and forks a worker within milliseconds.
 
-A worker is ended by the kernel when a job has used its CPU time, and gets no more memory than MEMORY_BYTES above what it began with; so no code
-of a library has to notice anything. The parent has no threads, so that its forks are whole. Both end when their sockets are closed.
+A worker is ended by the kernel when a job has used its CPU time, and gets no more memory than MEMORY_BYTES and a little above what it began with;
+so no code of a library has to notice anything. The parent has no threads, so that its forks are whole. Both end when their sockets are closed.
 
     python -P -m windlass.text.isolated.process SOCKET
 """
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 
 QUICK, SLOW, VOCABULARY = b"Q", b"S", b"V"
 """Messages to the parent, each with a file descriptor: a worker's socket, twice, and a file with a tokenizer."""
-MEMORY_BYTES = 256 * 2**20
+MEMORY_BYTES = 128 * 2**20
+MEMORY_PER_BYTE = 16
+"""Besides, for every byte of the job: a long chat becomes values, and a text."""
 TOKENIZER_SECONDS = 60.0
 """CPU time, for a tokenizer to be made: 0.6 s of 150,000 tokens."""
 MAX_KEPT_BYTES = 64 * 2**20
 """A worker that has grown by more is replaced."""
 STACK_BYTES = 4 * 2**20
 """Less than an engine's thread has that compiles a grammar again (engine/sample/grammar.py)."""
-NICENESS = 10
+NICENESS = 15
 """Of slow work: others come first."""
 
 
@@ -94,21 +96,19 @@ def _work(connection: socket.socket, tokenizer: LLTokenizer | BadInput | None, i
     try:
         if is_slow:
             os.nice(NICENESS)
-        began_bytes = _size_bytes()
-        most_bytes = began_bytes + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
         threading.stack_size(STACK_BYTES)
-        thread = threading.Thread(target=_serve, args=(connection, tokenizer, began_bytes + MAX_KEPT_BYTES))
+        thread = threading.Thread(target=_serve, args=(connection, tokenizer))
         thread.start()
         thread.join()
     finally:
         os._exit(0)  # nothing of the parent is undone
 
 
-def _serve(connection: socket.socket, tokenizer: LLTokenizer | BadInput | None, most_bytes: int) -> None:
+def _serve(connection: socket.socket, tokenizer: LLTokenizer | BadInput | None) -> None:
     write_frame(connection, str(os.getpid()).encode())
-    is_last = False
+    began_bytes, is_last = _size_bytes(), False
     while not is_last and (body := read_frame(connection)) is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (began_bytes + MEMORY_BYTES + MEMORY_PER_BYTE * len(body), resource.RLIM_INFINITY))
         task = msgspec.json.decode(body, type=Task)
         signal.setitimer(signal.ITIMER_PROF, task.cpu_seconds)  # SIGPROF ends a process that does not handle it
         try:
@@ -116,7 +116,7 @@ def _serve(connection: socket.socket, tokenizer: LLTokenizer | BadInput | None, 
         except MemoryError:
             os._exit(1)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        is_last = _size_bytes() > most_bytes
+        is_last = _size_bytes() > began_bytes + MAX_KEPT_BYTES
         write_frame(connection, msgspec.json.encode(msgspec.structs.replace(answer, is_last=is_last) if is_last else answer))
 
 

@@ -32,6 +32,10 @@ class Workers:
         self.has_compiled = False
         """A grammar, with this tokenizer: if the process ends now, it is not the tokenizer's fault."""
 
+    @property
+    def is_started(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
         """It imports its libraries while something else goes on."""
         if self._process is not None and self._is_taught and not self.has_compiled:
@@ -53,7 +57,7 @@ class Workers:
 
     def teach(self) -> bool:
         """Sends the tokenizer once; workers that are started from now on can compile grammars. True: it was sent now."""
-        if self._process is None:
+        if not self.is_started:
             self.start()
         if self._is_taught or self._vocabulary is None or self._control is None:
             return False
@@ -66,7 +70,7 @@ class Workers:
         return True
 
     def another(self, is_slow: bool) -> Worker:
-        if self._process is None:
+        if not self.is_started:
             self.start()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
