@@ -29,6 +29,7 @@ FAMILIES = SRC / "windlass" / "families"
 
 # Lowest first. A package imports itself and the rows below its own.
 ROWS: tuple[tuple[str, ...], ...] = (
+    ("foreign",),
     ("errors",),
     ("units",),
     ("core",),
@@ -45,7 +46,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
 ROW = {package: row for row, packages in enumerate(ROWS) for package in packages}
 
 TORCH_FREE = frozenset(
-    "errors units core families bundled machine text wire plan launch check serve evaluate route observe open cli client __main__ __init__".split()
+    "foreign errors units core families bundled machine text wire plan launch check serve evaluate route observe open cli client"
+    " __main__ __init__".split()
 )
 HEAVY = frozenset({"torch", "numpy", "transformers", "triton", "deepspeed", "vllm"})
 """Never in a torch-free package; in EDGES only inside a function."""

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from windlass.foreign import shown
+
 DISTRIBUTION = "windlass-llm"
 """What `pip install` is given. `windlass` on the package index is another project; the import and the command are `windlass`."""
 
@@ -43,10 +45,7 @@ class BadCheckpoint(BadInput):
     def __init__(self, what: str, file: Path | str = "", tensor: str = "", offset: int | None = None) -> None:
         """Message: `model.safetensors, tensor a.weight, byte 4096: what`, with the parts that are known."""
         where = [str(file)] if file else []
-        shown = (
-            tensor if tensor.isprintable() else ascii(tensor)
-        )  # a damaged name may contain anything, and the message must be one line
-        where += [f"tensor {shown[:200]}"] if tensor else []
+        where += [f"tensor {shown(tensor)}"] if tensor else []
         where += [f"byte {offset}"] if offset is not None else []
         super().__init__(f"{', '.join(where)}: {what}" if where else what)
         self.file, self.tensor, self.offset = str(file), tensor, offset
@@ -67,7 +66,7 @@ class UnknownName(BadInput):
 
         lowered = {candidate.lower(): candidate for candidate in known}
         near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]
-        super().__init__(f"unknown {what} {name!r}; {hint or _suggestion(near, sorted(lowered.values()), what)}")
+        super().__init__(f"unknown {what} {shown(name)!r}; {hint or _suggestion(near, sorted(lowered.values()), what)}")
 
 
 def _suggestion(near: list[str], known: list[str], what: str) -> str:

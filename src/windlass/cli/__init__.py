@@ -9,6 +9,7 @@ import sys
 from typing import NoReturn
 
 from windlass.errors import Error
+from windlass.foreign import shown, shown_lines
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
@@ -30,7 +31,7 @@ def execute(argv: list[str]) -> int:
         sys.stdout.flush()
         return code
     except Error as error:
-        print(f"windlass: {error}", file=sys.stderr)
+        print(f"windlass: {shown_lines(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("windlass: interrupted", file=sys.stderr)
@@ -40,7 +41,8 @@ def execute(argv: list[str]) -> int:
         _silence_stdout()
         return 0
     except OSError as error:  # unexpected: a full disk under stdout, a folder that was removed
-        print(f"windlass: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        where = f": {shown(error.filename)}" if error.filename else ""
+        print(f"windlass: {shown(error.strerror or error)}{where}", file=sys.stderr)
         _silence_stdout()
         return 2
 

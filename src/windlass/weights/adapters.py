@@ -18,6 +18,7 @@ from torch import Tensor
 
 from windlass.core.rule import ModelPart, Rule
 from windlass.errors import BadInput
+from windlass.foreign import shown
 
 PREFIX = "base_model.model."
 MAX_RANK = 1024
@@ -62,7 +63,7 @@ def read_adapter(folder: Path, rules: tuple[Rule, ...]) -> dict[str, LoraMatrice
     for name, tensor in _tensors(folder).items():
         match = _NAME.fullmatch(name.removeprefix(PREFIX))
         if match is None or match["module"] not in ours:
-            raise BadInput(f"adapter {folder.name}: {name[:100]} is not a matrix of this model; was it made for another one?")
+            raise BadInput(f"adapter {folder.name}: {shown(name)} is not a matrix of this model; was it made for another one?")
         pairs.setdefault(match["module"], {})[match["letter"]] = tensor
     if not pairs:
         raise BadInput(f"adapter {folder.name}: adapter_model.safetensors contains no LoRA matrices")
@@ -138,7 +139,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"adapter {folder.name}: cannot read adapter_model.safetensors: {str(error)[:200]}") from None
+        raise BadInput(f"adapter {folder.name}: cannot read adapter_model.safetensors: {shown(error)}") from None
 
 
 def _checked(folder: Path, module: str, pair: dict[str, Tensor], shape: tuple[int, ...], config: AdapterConfig) -> LoraMatrices:

@@ -51,19 +51,17 @@ def test_the_rest_stays_as_it_is() -> None:
 def test_llguidance_takes_what_is_left(schema: dict[str, Any], name: str) -> None:
     """And refuses the whole, which is why anything is left out."""
     matcher = pytest.importorskip("llguidance").LLMatcher
-
-    def refusal(is_strict: bool) -> str:
-        grammar = Grammar()
-        return matcher.validate_grammar(grammar.built(grammar.schema(schema, is_strict)))
-
-    assert refusal(True) and not refusal(False)
+    grammar = Grammar()
+    assert not matcher.validate_grammar(grammar.built(grammar.schema(schema, is_strict=False)))
+    assert matcher.validate_grammar(json.dumps({"grammars": [{"json_schema": schema}]}))
+    with pytest.raises(BadInput, match="cannot be enforced"):
+        Grammar().schema(schema, is_strict=True)
 
 
 def test_its_formats_are_those_we_know() -> None:
     matcher = pytest.importorskip("llguidance").LLMatcher
     for name in (*FORMATS, "phone", "password", "byte", "iri", "regex", "json-pointer", "idn-email", "int32"):
-        grammar = Grammar()
-        refused = matcher.validate_grammar(grammar.built(grammar.schema({"type": "string", "format": name})))
+        refused = matcher.validate_grammar(json.dumps({"grammars": [{"json_schema": {"type": "string", "format": name}}]}))
         assert bool(refused) == (name not in FORMATS), name
 
 
@@ -99,6 +97,14 @@ def test_gbnf_is_a_grammar_too() -> None:
         ({"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}, {"n": {"n": 1}}, "invalid"),
         ({"type": "string", "pattern": "^(?=a)"}, "b", "unknown"),
         ({"type": "string", "pattern": "^a"}, "a", "valid"),
+        ({"propertyNames": {"pattern": "^a"}}, {"b": 1}, "unknown"),
+        ({"not": {"pattern": "^a"}}, "b", "unknown"),
+        ({"contains": {"format": "date"}}, ["b"], "unknown"),
+        ({"oneOf": [{"pattern": "^a"}, {"pattern": "^b"}]}, "a", "unknown"),
+        ({"oneOf": [{"pattern": "^a"}, {"type": "integer"}]}, "a", "valid"),
+        ({"oneOf": [{"pattern": "^a"}, {"type": "string"}, {"minLength": 1}]}, "a", "invalid"),
+        ({"patternProperties": {"^a": UNIQUE}}, {"a": ["b", "b"]}, "unknown"),
+        ({"patternProperties": {"^a": UNIQUE}, "properties": {"b": {}}}, {"b": 1}, "valid"),
         ({"$ref": "https://example.org/x"}, 1, "unknown"),
         ({"$ref": "#"}, 1, "unknown"),
         ({"type": 3}, 1, "unknown"),
@@ -141,3 +147,40 @@ def test_the_check_agrees_with_jsonschema(schema: Any, value: Any) -> None:
 
 def test_every_keyword_left_out_is_known() -> None:
     assert {"uniqueItems", "not", "if", "then", "contains", "dependentRequired", "propertyNames"} <= UNENFORCED
+
+
+# --- where they are, and how they are written --------------------------------------------------------------------------
+
+CONTAINERS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"$ref": "#/definitions/misc/tags", "definitions": {"misc": {"tags": UNIQUE}}}, ("definitions.misc.tags.uniqueItems",)),
+    ({"properties": {"a": {"$ref": "#/properties/b/x"}, "b": {"x": UNIQUE}}}, ("properties.b.x.uniqueItems",)),
+    ({"$ref": "#tags", "allOf": [{"$defs": {"x": {"$anchor": "tags", **UNIQUE}}}]}, ("allOf[0].$defs.x.uniqueItems",)),
+    ({"$ref": "#/$defs/a~1b%20c", "$defs": {"a/b c": UNIQUE}}, ("$defs.a/b c.uniqueItems",)),
+    ({"$ref": "#/definitions/Box<Item>", "definitions": {"Box<Item>": UNIQUE}}, ("definitions.Box<Item>.uniqueItems",)),
+    ({"$id": "https://a.org/", "$ref": "other.json", "$defs": {"o": {"$id": "https://a.org/other.json", "$ref": "#/x/y", "x": {"y": UNIQUE}}}},
+     ("$defs.o.x.y.uniqueItems",)),
+    ({"properties": {"a": {"$ref": "https://example.org/x"}}}, ("properties.a.$ref",)),
+    ({"$ref": "http://json-schema.org/draft-07/schema#"}, ("$ref",)),
+    ({"$recursiveRef": "#"}, ("$recursiveRef",)),
+    ({"type": "string", "pattern": "a^b"}, ("pattern",)),
+    ({"type": "string", "pattern": r"^(a|b$)|^[$^]\$\^$"}, ()),
+    ({"type": "array", "uniqueItems": False, "$ref": "#/x/y", "x": {"y": {"unevaluatedItems": True}}}, ()),
+    ({"$schema": "https://json-schema.org/draft-07/schema", "type": "string"}, ()),
+    ({"$schema": "http://json-schema.org/schema#", "type": "string", "enum": [{"$ref": "a b", "$schema": "x"}, "a"]}, ()),
+    ({"type": "object", "minProperties": 1, "additionalProperties": False, "patternProperties": {"^(?!x)": {"type": "string"}}},
+     ("patternProperties.^(?!x)",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "names"), CONTAINERS)
+def test_wherever_a_schema_is_it_is_taken(schema: dict[str, Any], names: tuple[str, ...]) -> None:
+    matcher = pytest.importorskip("llguidance").LLMatcher
+    assert enforceable(schema).left_out == names
+    grammar = Grammar()
+    assert not matcher.validate_grammar(grammar.built(grammar.schema(schema, is_strict=False)))
+
+
+def test_what_matched_a_pattern_that_is_left_out_still_has_a_place() -> None:
+    value = {"type": "string"}
+    found = enforceable({"patternProperties": {"^(?!x)": value, "^x": {}}, "additionalProperties": False})
+    assert found.schema == {"patternProperties": {"^x": {}}, "additionalProperties": {"anyOf": [value]}}

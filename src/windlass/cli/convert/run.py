@@ -12,6 +12,7 @@ import msgspec
 from windlass.cli.convert.advice import offer, warnings
 from windlass.core.scheme import GROUPS, scheme
 from windlass.errors import BadInput, MissingExtra
+from windlass.foreign import MAX_MESSAGE, shown
 from windlass.machine.torch_import import importing
 from windlass.open.progress import byte_progress, token_progress
 from windlass.units import parse_bytes
@@ -173,7 +174,7 @@ def _warn(opened: Any, options: ConvertOptions) -> str:
     stored_as = found.label if found.scheme is not None else ""
     output_bytes = checkpoint_bytes(opened.rules, how, published=False)
     for line in warnings(stored_as, found.num_bytes, output_bytes, options.quant):
-        print(f"note: {line}", file=sys.stderr, flush=True)
+        print(f"note: {shown(line, MAX_MESSAGE)}", file=sys.stderr, flush=True)
     return stored_as
 
 

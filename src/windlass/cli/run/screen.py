@@ -9,6 +9,8 @@ import re
 import sys
 from typing import TextIO
 
+from windlass.foreign import shown_lines
+
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """All but tab and line feed: model output must not control the terminal."""
@@ -44,7 +46,8 @@ class Screen:
         self._written = ""
 
     def remark(self, text: str) -> None:
-        shaded = f"{DIM}{text}{PLAIN}" if _shades(self._remarks) else text
+        line = shown_lines(text)
+        shaded = f"{DIM}{line}{PLAIN}" if _shades(self._remarks) else line
         print(shaded, file=self._remarks, flush=True)
 
     def _shade(self, dim: bool) -> None:

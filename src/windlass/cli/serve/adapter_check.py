@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from windlass.errors import Error
+from windlass.foreign import MAX_MESSAGE, shown
 
 SECONDS = 300.0
 PROBLEM = 3
@@ -24,7 +25,7 @@ def check_adapter(model: Path, folder: Path) -> str:
     except subprocess.TimeoutExpired:
         return f"was not checked within {SECONDS:g} s"
     if done.returncode == PROBLEM:
-        return f"was refused: {done.stdout.strip()[:500]}"
+        return f"was refused: {shown(done.stdout.strip(), 500)}"
     return "" if done.returncode == 0 else "could not be checked; see the server's log"
 
 
@@ -36,7 +37,7 @@ def main() -> int:
     try:
         read_adapter(folder, open_model(model).rules)
     except Error as error:
-        print(str(error).replace(str(folder), folder.name))
+        print(shown(str(error).replace(str(folder), folder.name), MAX_MESSAGE))
         return PROBLEM
     return 0
 

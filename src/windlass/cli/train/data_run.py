@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from windlass.errors import BadInput, MissingExtra
+from windlass.foreign import MAX_MESSAGE, shown
 from windlass.open.progress import byte_progress
 from windlass.units import parse_context
 
@@ -122,7 +123,7 @@ def _verify(folders: list[Path], options: DataOptions) -> int:
     if options.as_json:
         sys.stdout.write(msgspec.json.encode({"damaged": found, "bytes": total}).decode() + "\n")
     for line in () if options.as_json else found:
-        print(f"windlass: {line}", file=sys.stderr)
+        print(f"windlass: {shown(line, MAX_MESSAGE)}", file=sys.stderr)
     if not found and not options.as_json:
         print(f"{sum(len(manifest.shards) for manifest in manifests)} shards verified")
     return DAMAGED if found else 0

@@ -10,6 +10,7 @@ import msgspec
 
 from windlass.cli.console import console
 from windlass.errors import BadInput
+from windlass.foreign import MAX_MESSAGE, shown
 from windlass.open.progress import byte_progress
 from windlass.units import format_bytes, parse_bytes
 
@@ -88,7 +89,7 @@ def _step_folder(checkpoint: Path) -> Path:
             try:
                 check_sizes(base / step_name(step), read_manifest(base / step_name(step)))
             except BadInput as error:
-                print(f"windlass: skipping the checkpoint of step {step}: {error}", file=sys.stderr)
+                print(f"windlass: skipping the checkpoint of step {step}: {shown(error, MAX_MESSAGE)}", file=sys.stderr)
                 continue
             return base / step_name(step)
     raise BadInput(f"{checkpoint} has no checkpoint")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from windlass.cli.train.options import LOG, PLOT, PROFILE, TrainingRun
 from windlass.errors import BadInput, Error
+from windlass.foreign import MAX_MESSAGE, shown
 from windlass.machine.torch_import import importing
 
 if TYPE_CHECKING:
@@ -154,4 +155,4 @@ def _plot(folder: Path, name: str) -> None:
     try:
         plot_run(folder / LOG, folder / PLOT, name)
     except (Error, OSError) as error:
-        print(f"windlass: the run could not be plotted: {error}", file=sys.stderr)
+        print(f"windlass: the run could not be plotted: {shown(error, MAX_MESSAGE)}", file=sys.stderr)

@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from windlass.errors import BadConfig
+from windlass.foreign import MAX_MESSAGE, shown
 
 MAX_SIZE = 2**24
 """Upper bound for widths and vocabularies; larger values are damage."""
@@ -60,7 +61,7 @@ class Config:
 
     def refuse(self, message: str) -> BadConfig:
         """An error on one line, without unprintable characters."""
-        return BadConfig(f"{self.where}: {''.join(mark if mark.isprintable() else '?' for mark in message)}")
+        return BadConfig(f"{self.where}: {shown(message, MAX_MESSAGE)}")
 
     def _find(self, names: tuple[str, ...]) -> tuple[str, Any] | None:
         """The first of these aliases that is present. Aliases with different values are refused."""

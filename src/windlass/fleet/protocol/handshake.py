@@ -16,6 +16,7 @@ import msgspec
 
 from windlass import __version__
 from windlass.errors import BadInput
+from windlass.foreign import shown
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -72,7 +73,7 @@ class Handshake:
             raise NotAdmitted("it does not speak Windlass's protocol")
         if hello.version != self._version:
             raise NotAdmitted(
-                f"the {self._peer_role} is Windlass {_printable(hello.version)}, this {self._role} {self._version};"
+                f"the {self._peer_role} is Windlass {shown(hello.version, 40)}, this {self._role} {self._version};"
                 " install the same version on both machines"
             )
         self._other_hello = data
@@ -103,8 +104,3 @@ class Handshake:
 
 
 PROOF_REFUSED = msgspec.msgpack.encode(ProofRefused())
-
-
-def _printable(version: str) -> str:
-    """Unauthenticated text, safe to print on one short line."""
-    return ascii(version)[1:-1][:40]

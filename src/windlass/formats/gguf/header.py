@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint, BadInput
+from windlass.foreign import MAX_MESSAGE, shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -126,8 +127,9 @@ class _HeaderReader:
         self.items_left = MAX_ITEMS
 
     def refuse(self, message: str, at: int | None = None) -> BadCheckpoint:
-        printable = "".join(mark if mark.isprintable() else "?" for mark in message)
-        return BadCheckpoint(f"{self.path} is not a valid GGUF file: byte {self.position if at is None else at}: {printable}")
+        return BadCheckpoint(
+            f"{self.path} is not a valid GGUF file: byte {self.position if at is None else at}: {shown(message, MAX_MESSAGE)}"
+        )
 
     def header(self) -> GgufHeader:
         version = self._version()

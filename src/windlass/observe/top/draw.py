@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from windlass.foreign import shown_whole
+
 Style = Literal["", "dim", "bold", "good", "warn", "bad", "head", "pick"]
 Piece = tuple[str, Style]
 Line = list[Piece]
@@ -47,17 +49,12 @@ def _cells(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-def printable(text: str) -> str:
-    """What servers say never moves the cursor."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
 def cut(line: Line, width: int) -> Line:
     found: Line = []
     left = width
     for text, style in line:
         kept = ""
-        for character in printable(text):
+        for character in shown_whole(text):
             cells = _cells(character)
             if cells > left:
                 break
@@ -69,7 +66,7 @@ def cut(line: Line, width: int) -> Line:
 
 
 def padded(text: str, width: int, right: bool = False) -> str:
-    text = printable(text)
+    text = shown_whole(text)
     while width_of(text) > width:
         text = text[:-1]
     space = " " * (width - width_of(text))

@@ -14,6 +14,7 @@ from secrets import token_hex
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from windlass.foreign import is_failure
 from windlass.serve.api.caller import KEY
 from windlass.serve.api.route import ApiRoute, openai_error
 from windlass.serve.http import errors
@@ -76,7 +77,8 @@ class AccessMiddleware:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = _RecordingSend(send, self._headers(scope))
+        request_id = _request_id(scope)
+        response = _RecordingSend(send, self._headers(scope, request_id))
         started = time.perf_counter()
         scope[DETAILS] = ""
         try:
@@ -91,14 +93,20 @@ class AccessMiddleware:
             await response.send_error(refusal, self._error_body(scope["path"]))
         except HTTPException as error:
             await _send_router_error(response, error, error_writer(scope["path"]))
-        except Exception as error:  # noqa: BLE001 - the outermost handler of a request
-            self._service.log.line(f"{type(error).__name__} in {error_location(error)}")
-            await response.send_error(errors.to_api_error(error), self._error_body(scope["path"]))
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            shown = request_id.decode()
+            self._service.log.line(f"{shown}: {type(error).__name__} in {error_location(error)}")
+            await response.send_error(errors.to_api_error(error, request_id=shown), self._error_body(scope["path"]))
         finally:
             self._record(scope, response.status, time.perf_counter() - started)
 
     def _check(self, scope: Scope) -> None:
         settings = self._service.settings
+        num_hosts = sum(name == b"host" for name, _ in scope["headers"])
+        if num_hosts > 1 or (not num_hosts and scope.get("http_version") != "1.0"):
+            raise errors.bad_host(num_hosts)
         host, origin = request_header(scope, b"host"), request_header(scope, b"origin")
         if not allows_host(host, self._own_names):
             raise errors.forbidden("Host")
@@ -120,8 +128,8 @@ class AccessMiddleware:
         if key is not None and key.role != "admin" and (path in self._admin or path.startswith(self._admin_prefixes)):
             raise errors.needs_admin()
 
-    def _headers(self, scope: Scope) -> list[Header]:
-        named = [(b"x-request-id", _request_id(scope))]
+    def _headers(self, scope: Scope, request_id: bytes) -> list[Header]:
+        named = [(b"x-request-id", request_id)]
         origins = self._service.settings.cors_origins
         requested = request_header(scope, b"access-control-request-headers")
         return [*named, *cors_headers(request_header(scope, b"origin"), origins, requested)] if origins else named

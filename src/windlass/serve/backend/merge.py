@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 from windlass.core.client import Client
 from windlass.core.request import Delta, Request
+from windlass.foreign import is_failure
 
 Batch = list[tuple[int, Delta]]
 """Request index and its delta."""
@@ -53,7 +54,9 @@ async def _pump(client: Client, index: int, request: Request, queue: _DeltaQueue
                 if delta.token_ids:
                     turn.started.set()
                 queue.put(index, delta)
-    except Exception as error:  # noqa: BLE001 - re-raised by `take`
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         queue.fail(error)
     else:
         queue.end()
@@ -88,7 +91,7 @@ class _DeltaQueue:
     def __init__(self) -> None:
         self._batch: Batch = []
         self._num_ended = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._woken = asyncio.Event()
 
     def put(self, index: int, delta: Delta) -> None:
@@ -99,7 +102,7 @@ class _DeltaQueue:
         self._num_ended += 1
         self._woken.set()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         self._error = self._error or error
         self._woken.set()
 

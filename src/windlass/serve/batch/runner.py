@@ -15,6 +15,7 @@ import msgspec
 from windlass.core.client import Busy, Unavailable
 from windlass.core.request import Delta, Usage
 from windlass.errors import Error
+from windlass.foreign import is_failure
 from windlass.serve.api.adapters import GenerationJob, MakeJob, expected_tokens
 from windlass.serve.api.caller import Caller
 from windlass.serve.api.model_switch import named_model, service_for
@@ -78,7 +79,7 @@ class BatchRunner:
             self._busy_owners.discard(batch.owner)
             self._new.set()
 
-    def _log_error(self, what: str, error: Exception) -> None:
+    def _log_error(self, what: str, error: BaseException) -> None:
         """Without its message, which may quote a request."""
         while isinstance(error, ExceptionGroup):
             error = cast("ExceptionGroup[Exception]", error).exceptions[0]
@@ -139,7 +140,9 @@ class BatchRunner:
                     await asyncio.sleep(WAIT_SECONDS)
                     continue
                 result = _refused(line, refusal)
-            except Exception as error:  # noqa: BLE001 - one line must not end the others
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
                 self._log_error("a line of a batch failed", error)
                 result = _refused(line, to_api_error(error))
             write(line, result)

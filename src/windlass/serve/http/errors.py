@@ -22,8 +22,8 @@ REQUEST_TIMEOUT = 408
 """Not 504: no upstream failed, and the client chose the deadline."""
 
 
-def to_api_error(error: BaseException, body: object = None) -> ApiError:
-    """`body`: the request body, whose parameter names the message uses."""
+def to_api_error(error: BaseException, body: object = None, request_id: str = "") -> ApiError:
+    """`body`: the request body, whose parameter names the message uses. `request_id`: under which the log has more."""
     match error:
         case ApiError():
             return error
@@ -42,7 +42,12 @@ def to_api_error(error: BaseException, body: object = None) -> ApiError:
         case Unavailable() | Error():
             return engine_unavailable()
         case _:
-            return ApiError("internal server error; see the server's log", code="internal", status=500, type="server_error")
+            return internal(request_id)
+
+
+def internal(request_id: str) -> ApiError:
+    under = f" under {request_id}" if request_id else ""
+    return ApiError(f"internal server error; see the server's log{under}", code="internal", status=500, type="server_error")
 
 
 def engine_unavailable() -> ApiError:
@@ -153,6 +158,21 @@ def forbidden(header: str) -> ApiError:
         code="forbidden",
         status=403,
         type="permission_error",
+    )
+
+
+def bad_host(num_headers: int) -> ApiError:
+    """https://www.rfc-editor.org/rfc/rfc9112#section-3.2"""
+    return ApiError(f"an HTTP/1.1 request needs one Host header; this one has {num_headers}", code="bad_host")
+
+
+def invalid_http() -> ApiError:
+    return ApiError("this is not a valid HTTP/1.1 request", code="invalid_http")
+
+
+def too_large_head(limit: int, most: int) -> ApiError:
+    return ApiError(
+        f"the request's headers are larger than {limit:,} bytes, or more than {most}", code="headers_too_large", status=431
     )
 
 

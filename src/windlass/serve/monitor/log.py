@@ -11,7 +11,10 @@ import sys
 import time
 from typing import TextIO
 
+from windlass.foreign import shown
+
 MAX_PROMPT_CHARACTERS = 2000
+MAX_LINE = 2 * MAX_PROMPT_CHARACTERS
 PATH = re.compile(r"(?:~|\.{1,2})?/(?:[^\s/:'\"]+/)+([^\s/:'\"]*)")
 
 
@@ -27,11 +30,11 @@ class Log:
 
     def line(self, text: str) -> None:
         cleared = "\r\x1b[K" if self.status else ""
-        self._write(f"{cleared}{time.strftime('%H:%M:%S')} {printable(text)}\n{self.status}")
+        self._write(f"{cleared}{time.strftime('%H:%M:%S')} {shown(text, MAX_LINE)}\n{self.status}")
 
     def show_status(self, text: str) -> None:
         """For terminals only."""
-        self.status = printable(text)
+        self.status = shown(text, MAX_LINE)
         self._write(f"\r\x1b[K{self.status}")
 
     def end_status(self) -> None:
@@ -66,11 +69,6 @@ class LogHandler(logging.Handler):
             if lines[0].endswith("CancelledError"):  # a forced exit does not wait for the tasks it cancels
                 return
         self._log.line(f"{lines[0] if lines else ''}{f': {kind}' if kind else ''}")
-
-
-def printable(text: str) -> str:
-    """Without control characters, which could manipulate a terminal."""
-    return text if text.isprintable() else "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def strip_paths(text: str) -> str:

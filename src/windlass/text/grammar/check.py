@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from windlass.text.grammar.schema import enforceable
+from windlass.text.grammar.schema import UNENFORCED, enforceable
 
 Verdict = Literal["valid", "invalid", "unknown"]
 MAX_STEPS = 100_000
@@ -40,8 +40,12 @@ class _Checker:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._steps = 0
+        self._num_beyond = 0
+        """Keywords around that the grammar knows nothing of, and so of what is in them."""
+        self.is_fuzzy = False
+        """What is said of the present schema rests on the grammar."""
         self.skipped = False
-        """A pattern or format was left out that the grammar does not enforce either."""
+        """Something was left out: a pattern or format that the grammar does not enforce either, a property that is known by a pattern."""
 
     def is_valid(self, value: Any, schema: Any, depth: int) -> bool:
         self._steps += 1
@@ -55,10 +59,21 @@ class _Checker:
         return all(self._keyword(key, expected, value, given, depth) for key, expected in given.items() if key in KEYWORDS)
 
     def _keyword(self, key: str, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
+        self._num_beyond += key in UNENFORCED
         try:
             return KEYWORDS[key](self, expected, value, schema, depth + 1)
         except (TypeError, KeyError, ValueError, ZeroDivisionError):
             raise _Unknown from None  # a malformed schema
+        finally:
+            self._num_beyond -= key in UNENFORCED
+
+    def trust(self, is_enforced: bool) -> bool:
+        """Something that is not looked at: the grammar has enforced it, or it is not known."""
+        if self._num_beyond:
+            raise _Unknown
+        self.is_fuzzy = True
+        self.skipped = self.skipped or not is_enforced
+        return True
 
     def resolve(self, reference: str) -> Any:
         if not reference.startswith("#"):
@@ -115,6 +130,11 @@ def _additional(checker: _Checker, expected: Any, value: Any, schema: Mapping[st
     return all(checker.is_valid(item, expected, depth) for key, item in value.items() if key not in schema.get("properties", {}))
 
 
+def _patterned(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
+    """Which of them a property matches is not looked at."""
+    return not value or checker.trust(all(key in schema.get("properties", {}) for key in value))
+
+
 def _items(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
     if isinstance(expected, list):
         pairs = zip(value, cast(list[Any], expected), strict=False)
@@ -160,13 +180,11 @@ def _names(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, An
 def _skip(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
     """Enforced by the grammar, or not at all."""
     given = {key: schema[key] for key in ("pattern", "format") if key in schema}
-    checker.skipped = checker.skipped or bool(enforceable(given).left_out)
-    return True
+    return checker.trust(not enforceable(given).left_out)
 
 
 def _unsure(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
-    checker.skipped = True
-    return True
+    return checker.trust(False)
 
 
 def _every(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
@@ -178,7 +196,16 @@ def _any(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any]
 
 
 def _one(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
-    return sum(checker.is_valid(value, inner, depth) for inner in expected) == 1
+    num_sure = num_fuzzy = 0
+    before = checker.is_fuzzy
+    for inner in expected:
+        checker.is_fuzzy = False
+        if checker.is_valid(value, inner, depth):
+            num_sure, num_fuzzy = num_sure + (not checker.is_fuzzy), num_fuzzy + checker.is_fuzzy
+    checker.is_fuzzy = before or num_fuzzy > 0
+    if num_sure < 2 <= num_sure + num_fuzzy:
+        raise _Unknown
+    return num_sure + num_fuzzy == 1
 
 
 KEYWORDS: dict[str, Check] = {
@@ -193,6 +220,7 @@ KEYWORDS: dict[str, Check] = {
     "if": _condition,
     "properties": _of(dict, _properties),
     "additionalProperties": _of(dict, _additional),
+    "patternProperties": _of(dict, _patterned),
     "required": _of(dict, lambda checker, expected, value, schema, depth: all(key in value for key in expected)),
     "minProperties": _of(dict, lambda checker, expected, value, schema, depth: len(value) >= expected),
     "maxProperties": _of(dict, lambda checker, expected, value, schema, depth: len(value) <= expected),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from windlass.core.client import Broken
 from windlass.errors import BadInput, MissingExtra
 from windlass.text.tokenize.build import library_reason
 
@@ -22,10 +23,14 @@ MAX_GRAMMAR_SIZE = 30_000
 
 
 def grammar_tokenizer(tokenizer_json: str, stop_token_ids: Sequence[int]) -> LLTokenizer:
-    """About 4 microseconds per token of the vocabulary."""
+    """About 4 microseconds per token of the vocabulary. BadInput: it is none that llguidance can use. Broken: no fault of any request."""
     library = _library()
     try:
         return library.LLTokenizer(tokenizer_json, eos_token=list(stop_token_ids) or None)
+    except TypeError as error:
+        raise Broken(
+            f"constrained output needs another version of llguidance than is installed: {library_reason(error)}"
+        ) from None
     except BaseException as error:  # noqa: BLE001 - Rust's panics are no Exceptions
         raise bad_constraint(
             f"constrained output is not available: llguidance cannot use this model's tokenizer: {library_reason(error)}"

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from windlass.core.request import Constraint
-from windlass.errors import BadInput, MissingExtra
-from windlass.text.grammar.schema import enforceable
+from windlass.errors import MissingExtra
+from windlass.text.grammar.compile import bad_constraint
+from windlass.text.grammar.limits import check_lark, check_regex
+from windlass.text.grammar.schema import EnforceableSchema, enforceable, enforceable_text
 
 _JSON_SPACE = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
 """Whitespace allowed in JSON: a newline with indentation, or a few spaces. With unlimited whitespace some models write nothing else."""
@@ -59,27 +61,34 @@ class Grammar:
         return "WORDS"
 
     def schema(self, schema: Any, is_strict: bool = True) -> str:
-        """`is_strict`: keywords that cannot be enforced are left for llguidance to reject."""
-        if schema is False:
-            raise BadInput("the JSON schema is false, which no output can match", field="constraint")
-        given = dict(cast(Mapping[str, Any], schema)) if isinstance(schema, Mapping) else dict[str, Any]()
-        if is_strict:
-            return self._part({"json_schema": {"x-guidance": {"whitespace_pattern": _JSON_SPACE}} | given})
+        """`is_strict`: a keyword that cannot be enforced is refused, not left out."""
+        return self._schema(enforceable(schema), is_strict)
+
+    def _schema(self, found: EnforceableSchema, is_strict: bool) -> str:
+        if found.schema is False:
+            raise bad_constraint("the JSON schema is false, which no output can match")
+        if is_strict and found.left_out:
+            raise bad_constraint(
+                f"the strict JSON schema has {found.left_out[0][:100]}, which cannot be enforced; leave it or `strict` out"
+            )
+        kept: Any = found.schema
+        given = dict(cast(Mapping[str, Any], kept)) if isinstance(kept, Mapping) else dict[str, Any]()
         options = {"whitespace_pattern": _JSON_SPACE, "coerce_one_of": True}
-        return self._part({"json_schema": {"x-guidance": options} | enforceable(given).schema})
+        return self._part({"json_schema": {"x-guidance": options} | given})
 
     def constraint(self, constraint: Constraint) -> str:
         match constraint.kind:
             case "json_object":
                 return self.schema({"type": "object"})
             case "json_schema":
-                return self.schema(json.loads(constraint.value), constraint.is_strict)
+                return self._schema(enforceable_text(constraint.value), constraint.is_strict)
             case "regex":
+                check_regex(constraint.value)
                 return self._part({"lark_grammar": f"start: /{_in_slashes(constraint.value)}/\n"})
             case "choice":
                 return self._part({"lark_grammar": _one_of(constraint.choices)})
             case "grammar":
-                return self._part({"lark_grammar": _lark(constraint.value)})
+                return self._part({"lark_grammar": _checked(_lark(constraint.value))})
 
     def rule(self, expression: str, name: str = "", options: str = "") -> str:
         """Adds a rule and returns its name; an identical rule is reused."""
@@ -104,6 +113,15 @@ class Grammar:
         return _quoted(text) if number is None else f"<[{number}]>"
 
 
+def _checked(grammar: str) -> str:
+    """JSON schemas in it are taken as they are, so what would cost too much cannot be left out."""
+    for schema in check_lark(grammar):
+        costly = [name for name in enforceable(schema).left_out if name.rpartition(".")[2] in ("multipleOf", "pattern")]
+        if costly:
+            raise bad_constraint(f"the JSON schema in the grammar has {costly[0][:100]}, which cannot be enforced; leave it out")
+    return grammar
+
+
 def _one_of(texts: tuple[str, ...]) -> str:
     """One terminal with all alternatives; a terminal cannot be empty."""
     nonempty = list(dict.fromkeys(text for text in texts if text))
@@ -117,7 +135,7 @@ def _lark(grammar: str) -> str:
     if _GBNF.search(grammar) is None:
         return grammar
     if len(grammar) > MAX_GBNF:
-        raise BadInput(f"the GBNF grammar is longer than {MAX_GBNF:,} characters; write it in Lark syntax", field="constraint")
+        raise bad_constraint(f"the GBNF grammar is longer than {MAX_GBNF:,} characters; write it in Lark syntax")
     try:
         from llguidance.gbnf_to_lark import gbnf_to_lark
     except ImportError:
@@ -126,7 +144,7 @@ def _lark(grammar: str) -> str:
         return gbnf_to_lark(grammar)
     except Exception as error:  # noqa: BLE001 - of any kind, for text that is no grammar
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise BadInput(f"the GBNF grammar is invalid: {why}", field="constraint") from None
+        raise bad_constraint(f"the GBNF grammar is invalid: {why}") from None
 
 
 def _quoted(text: str) -> str:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from windlass.errors import BadInput, MissingExtra
+from windlass.foreign import is_failure, shown
 
 if TYPE_CHECKING:
     import tokenizers
 
-PANIC = "PanicException"
-"""The name of PyO3's exception; its class cannot be imported."""
-MAX_REASON = 200
 TRIED_TEXTS = (
     "",
     "Hello, world! 12345\n\n  def f(x):",
@@ -45,10 +43,9 @@ def build_tokenizer(content: bytes, where: str) -> tokenizers.Tokenizer:
 
 def library_reason(error: BaseException) -> str:
     """The first line of what a Rust library says, cut. Raises what is no error of a library: an interrupt, an exit."""
-    if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+    if not is_failure(error):
         raise error
-    line = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return "".join(mark if mark.isprintable() else "?" for mark in line[:MAX_REASON])
+    return shown(next(iter(str(error).splitlines()), "") or type(error).__name__)
 
 
 def check_tokenizer(backend: tokenizers.Tokenizer, where: str = "tokenizer.json") -> None:

@@ -1,0 +1,61 @@
+"""What no one expected while a request is handled: one line in the log, and an error in the API's format under the same id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from fake import FakeClient
+from serving import HELLO, Lines, post, running
+
+from windlass.core.request import Delta, Request
+
+pytestmark = pytest.mark.pure
+
+
+class PanicException(BaseException):
+    pass
+
+
+class Failing(FakeClient):
+    error: BaseException = PanicException("called `Option::unwrap()` on a `None` value\nsecret prompt")
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        raise self.error
+        yield
+
+
+class FailingOtherwise(Failing):
+    error = KeyError("secret prompt")
+
+
+@pytest.mark.parametrize("client", [Failing, FailingOtherwise])
+@pytest.mark.parametrize(
+    "more", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}], ids=["one", "stream", "two", "streams"]
+)
+def test_a_failure_is_a_logged_error_with_an_id(client: type[Failing], more: dict[str, Any]) -> None:
+    with running(client) as server:
+        answer = post(f"{server.url}/v1/chat/completions", json={**HELLO, **more})
+        named = answer.headers["x-request-id"]
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+        assert error["code"] == "internal" and named in error["message"]
+        lines = [line for line in logged(server.log) if named in line]
+        assert len(lines) == 1
+        assert type(client.error).__name__ in lines[0] and "test_failures.py" in lines[0] and "secret" not in lines[0]
+        assert not any("Traceback" in line for line in logged(server.log))
+        assert server.is_running
+
+
+@pytest.mark.parametrize(("path", "more"), [("/v1/messages", {"max_tokens": 4}), ("/api/chat", {"stream": False})])
+def test_other_apis_have_their_own_format(path: str, more: dict[str, Any]) -> None:
+    with running(Failing) as server:
+        answer = post(f"{server.url}{path}", json={**HELLO, **more, "model": "fake"}, headers={"x-request-id": "mine"})
+        assert answer.status_code == 500
+        assert "mine" in json.dumps(answer.json())
+
+
+def logged(log: Lines) -> list[str]:
+    return list(log.lines)
