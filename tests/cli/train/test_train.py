@@ -21,10 +21,10 @@ import pytest
 from waiting import HUNG_SECONDS
 from windlass.cli import execute as windlass
 from windlass.cli.plan.training import with_trainer_defaults
+from windlass.core.exit_codes import STOPPED
 from windlass.core.recipe.recipe import recipe_from
 from windlass.train.logging.fan_out import StepMetrics
 from windlass.train.logging.jsonl import JsonLines, read_lines, read_samples
-from windlass.train.loop.guard import STOPPED
 from windlass.weights.source import open_model
 
 if TYPE_CHECKING:

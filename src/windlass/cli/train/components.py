@@ -121,6 +121,7 @@ def open_checkpoints(run: TrainingRun, data_fingerprint: str, notify: Callable[[
         keep_last=section.keep,
         milestone_every=section.milestone_steps or 0,
         local=Path(section.local).expanduser() / run.folder.resolve().name if section.local else None,
+        fallback=run.path.parent / Path(section.fallback).expanduser() if section.fallback else None,
         notify=notify,
     )
 

@@ -10,6 +10,7 @@ import msgspec
 
 from windlass.cli.console import console
 from windlass.cli.train.options import TrainingRun, TrainOptions, num_nodes
+from windlass.core.exit_codes import STOPPED
 from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.core.recipe.recipe import Recipe, load_recipe
 from windlass.errors import BadInput, DoesNotFit, Error, MissingExtra
@@ -142,7 +143,6 @@ def _train(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan | None)
 def _train_in_workers(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan) -> int:
     from windlass.formats.disk.atomic import write_atomically
     from windlass.train.loop.elastic import Machines, run_workers
-    from windlass.train.loop.guard import STOPPED
 
     folder = run_folder(path, recipe, options.out)
     folder.mkdir(parents=True, exist_ok=True)

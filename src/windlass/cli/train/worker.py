@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.cli.train.options import LOG, PLOT, PROFILE, TrainingRun
+from windlass.cli.train.options import CHECKPOINTS, LOG, PLOT, PROFILE, TrainingRun
 from windlass.errors import BadInput, Error
 from windlass.machine.torch_import import importing
 
@@ -24,28 +26,45 @@ TIMEOUT_MINUTES = 10
 
 def train(run: TrainingRun) -> int:
     """Exit code: 0 done; 75 stopped and saved. Under torchrun, whose agent restarts workers that fail, 0 in both cases."""
+    from windlass.core.exit_codes import STOPPED
     from windlass.train.loop.elastic import (
         RunOutcome,
+        begin_outcome,
         read_outcome,
         stop_when_agent_dies,
         under_agent,
         was_restarted,
         write_outcome,
     )
-    from windlass.train.loop.guard import STOPPED
+    from windlass.train.loop.guard import StoppedBeforeStart, StopRequest
+    from windlass.train.loop.lost import RankLost, plain_errors
 
-    with _process_group() as rank:
-        if not under_agent():
-            return STOPPED if _run(run, rank).kind == "stopped" else 0
-        stop_when_agent_dies()
-        before = read_outcome(run.folder) if was_restarted() else None  # else it is of an earlier run
-        if before is not None and before.kind == "failed":  # restarted after an error that a restart does not fix
-            return before.exit_code
+    if not under_agent():
+        alone = int(os.environ.get("WORLD_SIZE", "1")) == 1  # other ranks would wait for one that ends at once
+        with StopRequest(ends_at_once=alone) as stop:
+            try:
+                with _process_group() as rank, plain_errors(run.folder / CHECKPOINTS):
+                    return STOPPED if _run(run, rank, stop).kind == "stopped" else 0
+            except StoppedBeforeStart as asked:
+                print(
+                    f"windlass: stopped before the first step ({asked.reason}); nothing is lost, start it again", file=sys.stderr
+                )
+                return STOPPED
+    before = read_outcome(run.folder) if was_restarted() else None  # else it is of an earlier run
+    if before is not None and before.kind == "failed":  # restarted after an error that a restart does not fix
+        return before.exit_code
+    stop_when_agent_dies()
+    if os.environ.get("RANK", "0") == "0":
+        begin_outcome(run.folder)
+    with StopRequest() as stop, _process_group() as rank:
         try:
-            result = _run(run, rank)
+            with plain_errors(run.folder / CHECKPOINTS):
+                result = _run(run, rank, stop)
+        except RankLost as error:  # the agent starts all of them again
+            print(f"windlass: rank {rank}: {error}", file=sys.stderr)
+            return error.exit_code
         except Error as error:
-            if rank == 0:
-                write_outcome(run.folder, RunOutcome("failed", message=str(error), exit_code=error.exit_code))
+            write_outcome(run.folder, RunOutcome("failed", message=str(error), exit_code=error.exit_code))
             return error.exit_code
         if rank == 0:
             write_outcome(run.folder, RunOutcome(result.kind, result.step))
@@ -55,7 +74,6 @@ def train(run: TrainingRun) -> int:
 @contextmanager
 def _process_group() -> Generator[int]:
     """Joins the group of all ranks, if torchrun started several. Yields the rank."""
-    import os
     from datetime import timedelta
     from importlib import import_module
 
@@ -78,28 +96,27 @@ def _process_group() -> Generator[int]:
         dist.destroy_process_group()
 
 
-def _run(run: TrainingRun, rank: int) -> RunResult:
+def _run(run: TrainingRun, rank: int, stop: StopRequest) -> RunResult:
     from windlass.cli.train.components import initial_weights, keep_tokenizer, open_checkpoints, open_logger, open_trainer
     from windlass.train.loop.elastic import STOP, under_agent
-    from windlass.train.loop.guard import StopRequest
 
     weights = initial_weights(run.recipe)
     trainer = open_trainer(run, weights)
     logger = open_logger(run, trainer, rank)
-    with StopRequest() as stop:
-        checkpoints = open_checkpoints(run, trainer.batches.fingerprint, logger.note)
-        try:
-            if under_agent() and (run.folder / STOP).exists():
-                stop.ask("stop requested before the start")
-            loop, close_profile = _loop(run, trainer, checkpoints, logger, stop, rank)
-            _begin(loop, checkpoints, run)
-            if rank == 0:
-                keep_tokenizer(run, weights)
-            result = loop.run()
-            close_profile()
-        finally:
-            checkpoints.close()
-            logger.close()
+    stop.begin()
+    checkpoints = open_checkpoints(run, trainer.batches.fingerprint, logger.note)
+    try:
+        if under_agent() and (run.folder / STOP).exists():
+            stop.ask("stop requested before the start")
+        loop, close_profile = _loop(run, trainer, checkpoints, logger, stop, rank)
+        _begin(loop, checkpoints, run)
+        if rank == 0:
+            keep_tokenizer(run, weights)
+        result = loop.run()
+        close_profile()
+    finally:
+        checkpoints.close()
+        logger.close()
     if rank == 0:
         _plot(run.folder, run.spec.name)
     return result
@@ -136,15 +153,14 @@ def _begin(loop: TrainingLoop, checkpoints: Checkpoints, run: TrainingRun) -> No
     if (run.options.resume or restarted or if_any) and not ((restarted or if_any) and checkpoints.latest() is None):
         step = loop.resume()
         loop.logger.note(f"resumed after step {step:,}")
-    elif checkpoints.latest() is not None and not restarted:
+    elif (found := checkpoints.latest()) is not None and not restarted:
         raise BadInput(
-            f"{checkpoints.folder} already has checkpoints; continue with --resume, or choose another folder with --out"
+            f"{checkpoints.path(found).parent} already has checkpoints; continue with --resume, or choose another folder with --out"
         )
 
 
 def _plot(folder: Path, name: str) -> None:
     """If matplotlib is installed; a failed plot does not fail the run."""
-    import sys
     from importlib.util import find_spec
 
     from windlass.train.logging.plot import plot_run
