@@ -21,7 +21,7 @@ import pytest
 from waiting import HUNG_SECONDS
 from windlass.cli import execute as windlass
 from windlass.cli.plan.training import with_trainer_defaults
-from windlass.core.exit_codes import STOPPED
+from windlass.core.exit_codes import NOT_SAVED, STOPPED
 from windlass.core.recipe.recipe import recipe_from
 from windlass.train.logging.fan_out import StepMetrics
 from windlass.train.logging.jsonl import JsonLines, read_lines, read_samples
@@ -150,6 +150,49 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
     assert "step-00000003" <= stopped < "step-00000012"
     assert windlass(words(recipe, out, "--resume")) == 0
     assert_same(out, whole)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_disk_that_is_full_at_the_end(
+    recipe: Path, tmp_path: Path, is_stopped: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps are gone: neither done nor a stop that a scheduler may repeat. With a second folder it is both, and a resume finds it."""
+    from windlass.train.checkpoint.storage import CheckedWriter
+
+    out, second, real = tmp_path / "run", tmp_path / "second", CheckedWriter.write_data
+
+    def write(self: CheckedWriter, *given: Any) -> Any:
+        if self.folder.is_relative_to(out) and not self.folder.name.startswith(("step-00000000", "step-00000005")):
+            raise OSError(28, "No space left on device")
+        return real(self, *given)
+
+    changes = {"validation__interval_steps": 100}
+    with monkeypatch.context() as patched, signalled(signal.SIGTERM, after=8 if is_stopped else 1000):
+        patched.setattr(CheckedWriter, "write_data", write)
+        assert windlass(words(recipe, out, "--json", **changes)) == NOT_SAVED
+        said, good = capsys.readouterr().err.splitlines()[-1], out / "checkpoints" / "step-00000005"
+        assert f"steps 6 to {8 if is_stopped else 12} are lost; the last good checkpoint is {good}" in said
+        assert said.startswith(
+            "windlass: stopped after step 8 (SIGTERM)" if is_stopped else "windlass: training ended after step 12"
+        )
+        shutil.rmtree(out)
+        with_second = {**changes, "checkpoint__fallback": second}
+        assert windlass(words(recipe, out, **with_second)) == (STOPPED if is_stopped else 0)
+    assert sorted(path.name for path in second.glob("step-*"))[-1] == ("step-00000008" if is_stopped else "step-00000012")
+    assert windlass(words(recipe, out, **with_second)) == 2
+    assert f"{second} already has checkpoints" in capsys.readouterr().err
+    assert windlass(words(recipe, out, "--resume", **with_second)) == 0
+    assert losses(out).keys() == set(range(1, 13))
+
+
+def test_a_signal_before_the_first_step(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from windlass.cli.train import components
+
+    monkeypatch.setattr(components, "open_trainer", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert windlass(words(recipe, tmp_path / "run", "--json")) == STOPPED
+    assert "stopped before the first step (SIGTERM); nothing is lost, start it again" in one_line(capsys)
 
 
 def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
