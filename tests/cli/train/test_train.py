@@ -444,6 +444,28 @@ def test_a_corrupt_shard_is_one_line(recipe: Path, tmp_path: Path, capsys: pytes
     assert shard.name in one_line(capsys)
 
 
+def test_a_shard_that_changes_is_one_line(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the same size, so that it is found as it is read. Without checksums, as in earlier versions, a note says so, once."""
+    copy = tmp_path / "copy"
+    shutil.copytree(recipe.parent.parent, copy)
+    tasks = copy / "out" / "tiny-cpu" / "tasks"
+    for shard in tasks.glob("train-*.tokens.bin"):
+        shard.write_bytes(bytes(byte ^ 0xFF for byte in shard.read_bytes()))
+    assert windlass(words(copy / "recipes" / recipe.name, tmp_path / "run", "--json")) == 2
+    said = one_line(capsys)
+    assert "tokens.bin is damaged" in said and "`windlass train data" in said
+    assert windlass(["train", "data", str(tasks), "--verify"]) == 1
+    manifest = json.loads((tasks / "manifest.json").read_text())
+    for shard in manifest["shards"]:
+        del shard["files"]["blocks.bin"]
+    (tasks / "manifest.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    assert windlass(words(copy / "recipes" / recipe.name, tmp_path / "other")) == 2
+    said = capsys.readouterr().err
+    assert said.count("was prepared without checksums of blocks") == 1
+    assert "has the token 65,5" in said.splitlines()[-1] and "the model's vocabulary is 512" in said
+
+
 def test_what_does_not_fit_is_not_started(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert windlass(words(recipe, out, hardware__on="1xH100-80GB[500MB]")) == 3

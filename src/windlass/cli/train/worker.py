@@ -97,12 +97,20 @@ def _process_group() -> Generator[int]:
 
 
 def _run(run: TrainingRun, rank: int, stop: StopRequest) -> RunResult:
-    from windlass.cli.train.components import initial_weights, keep_tokenizer, open_checkpoints, open_logger, open_trainer
+    from windlass.cli.train.components import (
+        initial_weights,
+        keep_tokenizer,
+        note_unchecked,
+        open_checkpoints,
+        open_logger,
+        open_trainer,
+    )
     from windlass.train.loop.elastic import STOP, under_agent
 
     weights = initial_weights(run.recipe)
     trainer = open_trainer(run, weights)
     logger = open_logger(run, trainer, rank)
+    note_unchecked(trainer.batches, logger.note)
     stop.begin()
     checkpoints = open_checkpoints(run, trainer.batches.fingerprint, logger.note)
     try:
