@@ -185,6 +185,36 @@ def test_a_disk_that_is_full_at_the_end(
     assert losses(out).keys() == set(range(1, 13))
 
 
+def test_what_lasts_is_said(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it is that takes long before the first line of a step, and in the last save; with --json nothing."""
+    from windlass.cli.train import phases
+
+    monkeypatch.setattr(
+        phases, "Timer", lambda seconds, say, given: SimpleNamespace(start=lambda: say(*given), cancel=lambda: None)
+    )
+    out = tmp_path / "run"
+    assert windlass(words(recipe, out)) == 0
+    lines = capsys.readouterr().err.splitlines()
+    said = [line.removesuffix(" ...") for line in lines if line.endswith(" ...") or line.startswith("step 1/")]
+    before = said[: next(place for place, line in enumerate(said) if line.startswith("step 1/"))]
+    building = [phases.LOADING, phases.BUILDING, phases.RESUMING]
+    assert before == [*building, "saving a checkpoint", "the first step"] and said[-1] == "saving a checkpoint"
+    assert windlass(words(recipe, out, "--json", "--resume", schedule__steps=13)) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_the_first_step_waits_for() -> None:
+    from windlass.cli.train.phases import first_step
+
+    plain = {"model": {"name": "x"}}
+    assert "compiling kernels" in first_step(recipe_from(plain), on_gpu=True)
+    assert "compiling kernels" in first_step(recipe_from({**plain, "run": {"compile": True}}), on_gpu=False)
+    assert "DeepSpeed compiles" in first_step(recipe_from({**plain, "run": {"engine": "deepspeed"}}), on_gpu=False)
+    assert first_step(recipe_from(plain), on_gpu=False) == "the first step"
+
+
 def test_a_signal_before_the_first_step(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +226,7 @@ def test_a_signal_before_the_first_step(
 
 
 def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert windlass(words(recipe, whole)) == 2
+    assert windlass(words(recipe, whole, "--json")) == 2
     assert "already has checkpoints; continue with --resume" in one_line(capsys)
 
 
@@ -402,7 +432,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     [
         ({"schedule__stepz": 3}, "unknown key in"),
         ({"model__config__hidden_size": -1}, "hidden_size"),
-        ({"parallel__pp": 3}, "1 devices cannot be arranged as"),
+        ({"parallel__pp": 3}, "tp 1 x pp 3 needs a multiple of 3 processes, and there is one: start 3 with --nproc 3"),
         ({"batch__global_batch": 5}, "global batch 5 is not divisible"),
         ({"data__sequence_length": 100_000}, "sequence"),
         ({"data__sources": "[{path='nowhere'}]"}, "has no token shards"),
@@ -506,7 +536,7 @@ def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(train_worker, "_run", lambda *_: RunResult(kind="done", step=3))
     monkeypatch.setattr("windlass.train.loop.elastic.stop_when_agent_dies", lambda: None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    given: Any = SimpleNamespace(folder=tmp_path)
+    given: Any = SimpleNamespace(folder=tmp_path, options=SimpleNamespace(as_json=True))
     for restarts, code, kind in (("1", 2, "failed"), ("0", 0, "done")):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
         write_outcome(tmp_path, RunOutcome("failed", message="a bad recipe", exit_code=2))

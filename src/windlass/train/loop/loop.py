@@ -45,6 +45,9 @@ class Intervals(Frozen):
     """Training waits only for the copy to host memory."""
 
 
+Phase = Literal["save", "first step"]
+
+
 class RunResult(Frozen):
     kind: Literal["done", "stopped"]
     step: int
@@ -68,10 +71,11 @@ class TrainingLoop:
         stop: StopRequest,
         intervals: Intervals,
         after_step: Callable[[], None] = lambda: None,
+        announce: Callable[[Phase | None], None] = lambda _: None,
     ) -> None:
-        """`after_step`: called after every good step (a profiler)."""
+        """`after_step`: called after every good step (a profiler). `announce`: before what may take long, and None after it."""
         self.trainer, self.checkpoints, self.guard, self.logger, self.stop = trainer, checkpoints, guard, logger, stop
-        self.intervals, self._after_step = intervals, after_step
+        self.intervals, self._after_step, self._announce = intervals, after_step, announce
         self._skipped_steps: set[int] = set()
         """First samples of steps that were rolled back."""
         self._saved_step: int | None = None
@@ -90,11 +94,13 @@ class TrainingLoop:
         trainer = self.trainer
         if self._saved_step is None:  # something to roll back to; and a disk that cannot be written fails now
             self._save_or_fail("training was to begin")
+        self._announce("first step")
         while not trainer.done:
             if trainer.progress.samples in self._skipped_steps:
                 trainer.skip()
                 continue
             report = trainer.step()
+            self._announce(None)
             why = self.guard.judge(report.loss, report.grad_norm)
             if why is not None:
                 self._roll_back(report, why)
@@ -152,7 +158,9 @@ class TrainingLoop:
 
     def _save_or_fail(self, what: str) -> None:
         """`what`: how far training is, for the error."""
+        self._announce("save")
         self._save(wait=True, goes_on=False)
+        self._announce(None)
         if self.checkpoints.failure:
             raise NotSaved(f"{what}, but the checkpoint could not be saved ({self.checkpoints.failure}): {self._remedy()}")
 
