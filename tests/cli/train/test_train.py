@@ -21,8 +21,8 @@ import pytest
 from waiting import HUNG_SECONDS
 from windlass.cli import execute as windlass
 from windlass.cli.plan.training import with_trainer_defaults
-from windlass.core.exit_codes import NOT_SAVED, STOPPED
 from windlass.core.recipe.recipe import recipe_from
+from windlass.errors import NOT_SAVED, STOPPED
 from windlass.train.logging.fan_out import StepMetrics
 from windlass.train.logging.jsonl import JsonLines, read_lines, read_samples
 from windlass.weights.source import open_model

@@ -11,8 +11,7 @@ pytest.importorskip("torch")
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from windlass.core.exit_codes import NOT_SAVED
-from windlass.errors import DoesNotFit
+from windlass.errors import NOT_SAVED, DoesNotFit
 from windlass.train.loop.elastic import RunOutcome, _worst, begin_outcome, read_outcome, write_outcome
 
 pytestmark = pytest.mark.cpu

@@ -14,8 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from windlass.core.exit_codes import NOT_SAVED
-from windlass.errors import BadInput
+from windlass.errors import NOT_SAVED, BadInput
 from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
 from windlass.train.checkpoint.storage import CheckedWriter
 from windlass.train.logging import MetricsLogger

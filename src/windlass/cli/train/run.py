@@ -11,10 +11,9 @@ import msgspec
 from windlass.cli.console import console
 from windlass.cli.train.options import TrainingRun, TrainOptions, num_nodes
 from windlass.cli.train.phases import Phases
-from windlass.core.exit_codes import STOPPED
 from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.core.recipe.recipe import Recipe, load_recipe
-from windlass.errors import BadInput, DoesNotFit, Error, MissingExtra
+from windlass.errors import STOPPED, BadInput, DoesNotFit, Error, MissingExtra
 from windlass.units import format_bytes, format_seconds
 
 DEFAULT_RESTARTS = 3

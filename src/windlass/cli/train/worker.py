@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from windlass.cli.train.options import CHECKPOINTS, LOG, PLOT, PROFILE, TrainingRun
 from windlass.cli.train.phases import BUILDING, LOADING, RESUMING, Phases, first_step
-from windlass.errors import BadInput, Error
+from windlass.errors import STOPPED, BadInput, Error
 from windlass.machine.torch_import import importing
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def _is_first() -> bool:
 
 
 def _train(run: TrainingRun, phases: Phases) -> int:
-    from windlass.core.exit_codes import STOPPED
     from windlass.train.loop.guard import StoppedBeforeStart, StopRequest
     from windlass.train.loop.lost import plain_errors
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from windlass.core.exit_codes import NOT_SAVED
-from windlass.errors import Error
+from windlass.errors import NOT_SAVED, Error
 from windlass.formats.disk.atomic import write_atomically
 from windlass.machine.torch_import import importing
 from windlass.train.loop.guard import heard_signals

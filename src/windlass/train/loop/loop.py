@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
-from windlass.core.exit_codes import NOT_SAVED
 from windlass.core.model import Frozen
-from windlass.errors import Error
+from windlass.errors import NOT_SAVED, Error
 from windlass.train.checkpoint import Checkpoints
 from windlass.train.logging import MetricsLogger
 from windlass.train.loop.guard import LossGuard, StopRequest, any_rank
