@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from windlass.errors import BadInput
 from windlass.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from windlass.train.data.prepare import inputs
+from windlass.train.data.prepare.inputs import find_inputs
 from windlass.train.data.prepare.prepare import check, prepare
 from windlass.train.data.prepare.unit import PrepareSettings, UnitWork
 from windlass.train.data.shards import MANIFEST, find_damage, open_shards, read_manifest
@@ -241,3 +243,9 @@ def test_the_output_stays_out_of_the_sources(tmp_path: Path, tokenizer: Path) ->
     with pytest.raises(BadInput, match="is inside the source"):
         prepared([tmp_path], tmp_path / "deep" / "out", tokenizer)
     assert not (tmp_path / "deep").exists()
+
+
+def test_a_pipe_is_no_source(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="pipe is neither a file nor a directory"):
+        find_inputs([str(tmp_path / "pipe")])
