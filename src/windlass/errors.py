@@ -23,6 +23,12 @@ from windlass.foreign import shown
 DISTRIBUTION = "windlass-llm"
 """What `pip install` is given. `windlass` on the package index is another project; the import and the command are `windlass`."""
 
+NOT_SAVED = 74
+"""Exit code of a training run whose last checkpoint could not be written: steps are lost (EX_IOERR of sysexits.h). The same job would fail
+again, so that it must not be requeued."""
+STOPPED = 75
+"""Exit code of a training run that was stopped, has saved, and can continue with --resume (EX_TEMPFAIL)."""
+
 
 class Error(Exception):
     """Anything the user can fix. Printed as one line, never as a traceback."""

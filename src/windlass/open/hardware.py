@@ -35,6 +35,39 @@ def machines_like(hardware: Hardware, number: int) -> Hardware:
     return msgspec.structs.replace(several, description=describe(several))
 
 
+def shared_by(hardware: Hardware, nproc: int) -> Hardware:
+    """The devices of this machine that so many processes use: one each, or equal shares of its CPUs, between which memory is the link."""
+    import msgspec
+
+    from windlass.core.hardware.notation import describe
+
+    (node,) = hardware.nodes
+    if nproc == len(node.devices):
+        return hardware
+    first, text = node.devices[0], hardware.description
+    if first.kind in ("cuda", "rocm"):
+        devices = node.devices[:nproc]
+        text = describe(msgspec.structs.replace(hardware, nodes=(msgspec.structs.replace(node, devices=devices),)))
+    else:
+        share = msgspec.structs.replace(
+            first,
+            memory_bytes=first.memory_bytes // nproc,
+            bandwidth=first.bandwidth / nproc,
+            measured_bandwidth=first.measured_bandwidth / nproc,
+            flops={name: rate / nproc for name, rate in first.flops.items()},
+            measured_flops={name: rate / nproc for name, rate in first.measured_flops.items()},
+            link_bandwidth=first.measured_bandwidth / nproc / 2,  # a copy reads and writes
+        )
+        devices = (share,) * nproc
+    return msgspec.structs.replace(hardware, nodes=(msgspec.structs.replace(node, devices=devices),), description=text)
+
+
+def most_processes(hardware: Hardware) -> int | None:
+    """Of each machine: one for every GPU; None: any number share its CPUs."""
+    device = hardware.nodes[0].devices[0]
+    return len(hardware.nodes[0].devices) if device.kind in ("cuda", "rocm") else None
+
+
 def with_disk(hardware: Hardware, folder: Path) -> Hardware:
     """This machine, with the free space and the measured speed of a folder's disk."""
     import shutil

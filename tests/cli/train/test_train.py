@@ -22,9 +22,9 @@ from waiting import HUNG_SECONDS
 from windlass.cli import execute as windlass
 from windlass.cli.plan.training import with_trainer_defaults
 from windlass.core.recipe.recipe import recipe_from
+from windlass.errors import NOT_SAVED, STOPPED
 from windlass.train.logging.fan_out import StepMetrics
 from windlass.train.logging.jsonl import JsonLines, read_lines, read_samples
-from windlass.train.loop.guard import STOPPED
 from windlass.weights.source import open_model
 
 if TYPE_CHECKING:
@@ -152,8 +152,81 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
     assert_same(out, whole)
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_disk_that_is_full_at_the_end(
+    recipe: Path, tmp_path: Path, is_stopped: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps are gone: neither done nor a stop that a scheduler may repeat. With a second folder it is both, and a resume finds it."""
+    from windlass.train.checkpoint.storage import CheckedWriter
+
+    out, second, real = tmp_path / "run", tmp_path / "second", CheckedWriter.write_data
+
+    def write(self: CheckedWriter, *given: Any) -> Any:
+        if self.folder.is_relative_to(out) and not self.folder.name.startswith(("step-00000000", "step-00000005")):
+            raise OSError(28, "No space left on device")
+        return real(self, *given)
+
+    changes = {"validation__interval_steps": 100}
+    with monkeypatch.context() as patched, signalled(signal.SIGTERM, after=8 if is_stopped else 1000):
+        patched.setattr(CheckedWriter, "write_data", write)
+        assert windlass(words(recipe, out, "--json", **changes)) == NOT_SAVED
+        said, good = capsys.readouterr().err.splitlines()[-1], out / "checkpoints" / "step-00000005"
+        assert f"steps 6 to {8 if is_stopped else 12} are lost; the last good checkpoint is {good}" in said
+        assert said.startswith(
+            "windlass: stopped after step 8 (SIGTERM)" if is_stopped else "windlass: training ended after step 12"
+        )
+        shutil.rmtree(out)
+        with_second = {**changes, "checkpoint__fallback": second}
+        assert windlass(words(recipe, out, **with_second)) == (STOPPED if is_stopped else 0)
+    assert sorted(path.name for path in second.glob("step-*"))[-1] == ("step-00000008" if is_stopped else "step-00000012")
+    assert windlass(words(recipe, out, **with_second)) == 2
+    assert f"{second} already has checkpoints" in capsys.readouterr().err
+    assert windlass(words(recipe, out, "--resume", **with_second)) == 0
+    assert losses(out).keys() == set(range(1, 13))
+
+
+def test_what_lasts_is_said(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it is that takes long before the first line of a step, and in the last save; with --json nothing."""
+    from windlass.cli.train import phases
+
+    monkeypatch.setattr(
+        phases, "Timer", lambda seconds, say, given: SimpleNamespace(start=lambda: say(*given), cancel=lambda: None)
+    )
+    out = tmp_path / "run"
+    assert windlass(words(recipe, out)) == 0
+    lines = capsys.readouterr().err.splitlines()
+    said = [line.removesuffix(" ...") for line in lines if line.endswith(" ...") or line.startswith("step 1/")]
+    before = said[: next(place for place, line in enumerate(said) if line.startswith("step 1/"))]
+    building = [phases.LOADING, phases.BUILDING, phases.RESUMING]
+    assert before == [*building, "saving a checkpoint", "the first step"] and said[-1] == "saving a checkpoint"
+    assert windlass(words(recipe, out, "--json", "--resume", schedule__steps=13)) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_the_first_step_waits_for() -> None:
+    from windlass.cli.train.phases import first_step
+
+    plain = {"model": {"name": "x"}}
+    assert "compiling kernels" in first_step(recipe_from(plain), on_gpu=True)
+    assert "compiling kernels" in first_step(recipe_from({**plain, "run": {"compile": True}}), on_gpu=False)
+    assert "DeepSpeed compiles" in first_step(recipe_from({**plain, "run": {"engine": "deepspeed"}}), on_gpu=False)
+    assert first_step(recipe_from(plain), on_gpu=False) == "the first step"
+
+
+def test_a_signal_before_the_first_step(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from windlass.cli.train import components
+
+    monkeypatch.setattr(components, "open_trainer", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert windlass(words(recipe, tmp_path / "run", "--json")) == STOPPED
+    assert "stopped before the first step (SIGTERM); nothing is lost, start it again" in one_line(capsys)
+
+
 def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert windlass(words(recipe, whole)) == 2
+    assert windlass(words(recipe, whole, "--json")) == 2
     assert "already has checkpoints; continue with --resume" in one_line(capsys)
 
 
@@ -359,7 +432,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     [
         ({"schedule__stepz": 3}, "unknown key in"),
         ({"model__config__hidden_size": -1}, "hidden_size"),
-        ({"parallel__pp": 3}, "1 devices cannot be arranged as"),
+        ({"parallel__pp": 3}, "tp 1 x pp 3 needs a multiple of 3 processes, and there is one: start 3 with --nproc 3"),
         ({"batch__global_batch": 5}, "global batch 5 is not divisible"),
         ({"data__sequence_length": 100_000}, "sequence"),
         ({"data__sources": "[{path='nowhere'}]"}, "has no token shards"),
@@ -399,6 +472,28 @@ def test_a_corrupt_shard_is_one_line(recipe: Path, tmp_path: Path, capsys: pytes
     shard.write_bytes(shard.read_bytes()[:-2])
     assert windlass(words(copy / "recipes" / recipe.name, tmp_path / "run", "--json")) == 2
     assert shard.name in one_line(capsys)
+
+
+def test_a_shard_that_changes_is_one_line(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the same size, so that it is found as it is read. Without checksums, as in earlier versions, a note says so, once."""
+    copy = tmp_path / "copy"
+    shutil.copytree(recipe.parent.parent, copy)
+    tasks = copy / "out" / "tiny-cpu" / "tasks"
+    for shard in tasks.glob("train-*.tokens.bin"):
+        shard.write_bytes(bytes(byte ^ 0xFF for byte in shard.read_bytes()))
+    assert windlass(words(copy / "recipes" / recipe.name, tmp_path / "run", "--json")) == 2
+    said = one_line(capsys)
+    assert "tokens.bin is damaged" in said and "`windlass train data" in said
+    assert windlass(["train", "data", str(tasks), "--verify"]) == 1
+    manifest = json.loads((tasks / "manifest.json").read_text())
+    for shard in manifest["shards"]:
+        del shard["files"]["blocks.bin"]
+    (tasks / "manifest.json").write_text(json.dumps(manifest))
+    capsys.readouterr()
+    assert windlass(words(copy / "recipes" / recipe.name, tmp_path / "other")) == 2
+    said = capsys.readouterr().err
+    assert said.count("was prepared without checksums of blocks") == 1
+    assert "has the token 65,5" in said.splitlines()[-1] and "the model's vocabulary is 512" in said
 
 
 def test_what_does_not_fit_is_not_started(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -441,7 +536,7 @@ def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(train_worker, "_run", lambda *_: RunResult(kind="done", step=3))
     monkeypatch.setattr("windlass.train.loop.elastic.stop_when_agent_dies", lambda: None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    given: Any = SimpleNamespace(folder=tmp_path)
+    given: Any = SimpleNamespace(folder=tmp_path, options=SimpleNamespace(as_json=True))
     for restarts, code, kind in (("1", 2, "failed"), ("0", 0, "done")):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
         write_outcome(tmp_path, RunOutcome("failed", message="a bad recipe", exit_code=2))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.train.loop.guard import Diverged, LossGuard, StopRequest
+from windlass.train.loop.guard import Diverged, LossGuard, StoppedBeforeStart, StopRequest
 
 pytestmark = pytest.mark.pure
 
@@ -121,7 +121,7 @@ def test_steps_that_come_again_show_no_recovery() -> None:
 # --- stopping ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_asks(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:
@@ -137,3 +137,26 @@ def test_the_second_interrupt_does_not_wait() -> None:
         assert stop.reason == "SIGINT"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """As under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.reason is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_before_there_is_anything_to_save() -> None:
+    with StopRequest(ends_at_once=True) as stop:
+        with pytest.raises(StoppedBeforeStart) as caught:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert caught.value.reason == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        stop.begin()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.reason == "SIGINT"

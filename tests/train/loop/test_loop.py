@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +14,12 @@ pytest.importorskip("torch")
 
 import torch
 
-from windlass.errors import BadInput
+from windlass.errors import NOT_SAVED, BadInput
 from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
+from windlass.train.checkpoint.storage import CheckedWriter
 from windlass.train.logging import MetricsLogger
 from windlass.train.loop.guard import Diverged, LossGuard, StopRequest
-from windlass.train.loop.loop import Intervals, TrainingLoop
+from windlass.train.loop.loop import Intervals, NotSaved, TrainingLoop
 
 pytestmark = pytest.mark.cpu
 
@@ -96,13 +97,16 @@ class Kept:
 class Rig:
     def __init__(self, folder: Path) -> None:
         self.folder, self.kept = folder, Kept()
+        self.fallback: Path | None = None
+        self.said: list[str] = []
         self.stop = StopRequest()
         self.open: list[Checkpoints] = []
 
     def loop(self, learner: Learner, guard: LossGuard | None = None, **intervals: Any) -> TrainingLoop:
         for checkpoints in self.open:
             checkpoints.close()
-        checkpoints = Checkpoints(self.folder, CheckpointIdentity(model="made up", spec="1"), keep_last=2, notify=lambda _: None)
+        identity = CheckpointIdentity(model="made up", spec="1")
+        checkpoints = Checkpoints(self.folder, identity, keep_last=2, fallback=self.fallback, notify=self.said.append)
         self.open = [checkpoints]
         watch = MetricsLogger([self.kept], steps=learner.steps)
         intervals = {"checkpoint_steps": 10, **intervals}
@@ -215,23 +219,84 @@ def test_asked_to_stop(rig: Rig) -> None:
     assert again.weight.item() == whole(60)
 
 
-def test_a_save_that_fails_is_done_again_at_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windlass.train.checkpoint.storage import CheckedWriter
+# --- a disk that is full ----------------------------------------------------------------------------------------------
 
-    learner = Learner(20)
-    loop = rig.loop(learner)
+
+def fail_writes(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Path], bool]) -> None:
+    """Writing into the folders of which `fails` is true ends like on a full disk."""
     real = CheckedWriter.write_data
 
-    def full(self: Any, *given: Any) -> Any:
-        if learner.progress.step == 20 and not rig.kept.of("checkpoint_failed") and full.left:  # type: ignore[attr-defined]
-            full.left -= 1  # type: ignore[attr-defined]
+    def write(self: CheckedWriter, *given: Any) -> Any:
+        if fails(self.folder):
             raise OSError(28, "No space left on device")
         return real(self, *given)
 
-    full.left = 1  # type: ignore[attr-defined]
-    monkeypatch.setattr(CheckedWriter, "write_data", full)
+    monkeypatch.setattr(CheckedWriter, "write_data", write)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-").removesuffix(".tmp"))
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_what_became_of_every_save_is_logged(rig: Rig, monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
+    fail_writes(monkeypatch, lambda folder: step_of(folder) == 10)
+    rig.loop(Learner(20), asynchronous=asynchronous).run()
+    assert [values["step"] for values in rig.kept.of("checkpoint")] == [0, 20]
+    assert [values["step"] for values in rig.kept.of("checkpoint_failed")] == [10]
+    assert rig.said == ["the checkpoint of step 10 could not be saved, training continues: No space left on device"]
+
+
+@pytest.mark.parametrize(
+    ("stopped", "what"), [(False, "training ended after step 30"), (True, r"stopped after step 30 \(SIGTERM\)")]
+)
+def test_a_last_save_that_fails_is_no_success(rig: Rig, monkeypatch: pytest.MonkeyPatch, stopped: bool, what: str) -> None:
+    """Neither done nor to be continued: steps are gone, and the same job would lose them again."""
+    fail_writes(monkeypatch, lambda folder: step_of(folder) > 10)
+    learner = Learner(60 if stopped else 30)
+    loop = rig.loop(learner)
+    loop._after_step = lambda: rig.stop.ask("SIGTERM") if stopped and learner.progress.step == 30 else None
+    good = rig.folder / "step-00000010"
+    with pytest.raises(
+        NotSaved, match=rf"^{what}, but the .*No space left on device\): steps 11 to 30 are lost; .* is {good};"
+    ) as caught:
+        loop.run()
+    assert caught.value.exit_code == NOT_SAVED and "\n" not in str(caught.value)
+    assert rig.kept.of("stop") == [] and [values["step"] for values in rig.kept.of("checkpoint_failed")][-1] == 30
+
+
+def test_a_disk_that_is_full_from_the_start(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_writes(monkeypatch, lambda folder: True)
+    learner = Learner(5)
+    with pytest.raises(NotSaved, match=r"training was to begin, but .* no step is lost, and there is no good checkpoint"):
+        rig.loop(learner).run()
+    assert learner.learned == []
+
+
+def test_a_save_that_fails_is_made_elsewhere(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A resume finds the newest of both folders, and what is old is removed from both."""
+    rig.fallback = tmp_path / "fallback"
+    fail_writes(monkeypatch, lambda folder: folder.parent == rig.folder and 10 < step_of(folder) < 40)
+    assert rig.loop(Learner(30)).run().kind == "done"
+    assert rig.kept.of("checkpoint_failed") == [] and rig.open[0].latest() == 30
+    assert rig.said[0].startswith(
+        f"the checkpoint of step 20 is in {rig.fallback}, since it could not be saved in {rig.folder}: No space"
+    )
+    again = Learner(50)
+    loop = rig.loop(again)
+    assert loop.resume() == 30
     loop.run()
-    assert rig.open[0].num_failed == 1 and rig.open[0].latest() == 20
+    assert again.weight.item() == whole(50)
+    assert rig.open[0].steps() == [40, 50] and list(rig.fallback.glob("step-*")) == []
+
+
+def test_two_full_disks(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rig.fallback = tmp_path / "fallback"
+    fail_writes(monkeypatch, lambda folder: step_of(folder) > 10)
+    with pytest.raises(
+        NotSaved, match=rf"{rig.folder}: No space left on device; {rig.fallback}: No space left on device\): steps 11"
+    ):
+        rig.loop(Learner(20)).run()
 
 
 def test_nothing_to_resume(rig: Rig) -> None:

@@ -34,7 +34,7 @@ from windlass.train.model.init import InitialWeights  # noqa: E402
 from windlass.train.optim.muon import Muon, orthogonalize  # noqa: E402
 from windlass.train.optim.optimizer import Optimizers  # noqa: E402
 from windlass.train.optim.schedule import lr_factor  # noqa: E402
-from windlass.train.parallel.meshes import Degrees, degrees  # noqa: E402
+from windlass.train.parallel.degrees import Degrees, degrees  # noqa: E402
 from windlass.train.params.layout import ParameterLayout, TensorSlice  # noqa: E402
 from windlass.train.step import rank_samples  # noqa: E402
 
@@ -242,7 +242,7 @@ def test_every_sample_is_somebodys(batch: int, size: int, first: int) -> None:
     [
         ({}, 4, Degrees(pp=1, copies=4, ep=1, tp=1, fsdp=4)),
         ({"zero": 0}, 4, Degrees(pp=1, copies=4, ep=1, tp=1, fsdp=1)),
-        ({"tp": 2, "pp": 2}, 8, Degrees(pp=2, copies=2, ep=1, tp=2, fsdp=2)),
+        ({"tp": 2, "pp": 2}, 8, Degrees(pp=2, copies=2, ep=1, tp=2, fsdp=1)),
         ({"ep": 4, "fsdp": 2}, 8, Degrees(pp=1, copies=2, ep=4, tp=1, fsdp=2)),
     ],
 )
@@ -253,7 +253,7 @@ def test_degrees(parallel: dict[str, int], world: int, expected: Degrees) -> Non
 @pytest.mark.parametrize(
     ("parallel", "words"),
     [
-        ({"tp": 3}, "not a multiple of 3"),
+        ({"tp": 3}, "needs a multiple of 3 processes"),
         ({"ep": 3}, "must divide the number of data-parallel ranks"),
         ({"fsdp": 3}, "it may be 1, 8"),
         ({"cp": 2}, "can be planned but not trained"),

@@ -13,7 +13,7 @@ from windlass.core.plan import Plan, Reason
 from windlass.core.recipe.recipe import Recipe, load_recipe, recipe_from
 from windlass.errors import BadInput
 from windlass.families import describe, rules
-from windlass.open.hardware import machines_like, resolve_hardware
+from windlass.open.hardware import machines_like, resolve_hardware, shared_by
 from windlass.open.resolve import ModelDescription, describe_model, describe_path
 from windlass.plan.cloud.training import smallest_cluster, training_offers
 from windlass.plan.training.assemble import as_plan, prices_on
@@ -49,11 +49,18 @@ def run(target: str, arguments: TrainingArguments, output: PlanOutput) -> int:
     return output.write(plan)
 
 
-def plan_recipe(recipe: Recipe, target: str, on: str | None = None, region: str = "world", num_nodes: int = 1) -> Plan:
-    """The plan of a recipe that is about to be run, on the recipe's hardware or on this machine, or on several like it."""
+def plan_recipe(
+    recipe: Recipe, target: str, on: str | None = None, region: str = "world", num_nodes: int = 1, nproc: int | None = None
+) -> Plan:
+    """The plan of a recipe that is about to be run, on the recipe's hardware or on this machine, or on several like it.
+
+    `nproc`: processes of each machine; None: one a device."""
     resolved = recipe_model(recipe, target)
     named = on or recipe.hardware.on
-    hardware = resolve_hardware(named) if named or num_nodes == 1 else machines_like(resolve_hardware(None), num_nodes)
+    hardware = resolve_hardware(named)
+    if not named:
+        hardware = hardware if nproc is None else shared_by(hardware, nproc)
+        hardware = hardware if num_nodes == 1 else machines_like(hardware, num_nodes)
     filled = with_trainer_defaults(recipe, hardware.num_devices)
     found = plan_training(resolved.spec, resolved.rules, hardware, filled, prices_on(hardware, region))
     return as_plan(found, resolved.spec, resolved.rules, hardware, region)
@@ -62,13 +69,16 @@ def plan_recipe(recipe: Recipe, target: str, on: str | None = None, region: str 
 def with_trainer_defaults(recipe: Recipe, num_devices: int) -> Recipe:
     """Fills what the recipe leaves out with the trainer's defaults instead of the planner's choices: the plan is what will run.
 
-    The trainer has no sequence parallelism; the planner requires it only for tp with ep. Its loss is computed in chunks.
+    The trainer has no sequence parallelism; the planner requires it only for tp with ep. Its loss is computed in chunks. FSDP is left out
+    where there is one data-parallel rank, and by default with pipeline stages (train.parallel.degrees).
     """
     if recipe.run.engine != "torch":
         return recipe
     parallel, replace = recipe.parallel, msgspec.structs.replace
     degrees = {name: getattr(parallel, name) or 1 for name in ("tp", "cp", "pp", "ep", "virtual_stages")}
-    zero = parallel.zero if parallel.zero is not None else 3 if num_devices > 1 else 0
+    dp = num_devices // (degrees["tp"] * degrees["pp"] * degrees["cp"])
+    zero = parallel.zero if parallel.zero is not None else 0 if degrees["pp"] > 1 else 3
+    zero = 0 if dp <= 1 else zero
     sequence_parallel = parallel.sequence_parallel
     if sequence_parallel is None and not (degrees["tp"] > 1 and degrees["ep"] > 1):
         sequence_parallel = False

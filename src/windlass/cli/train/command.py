@@ -64,7 +64,8 @@ def run(
 ) -> int:
     """Train a recipe. The run is planned first and does not start if it does not fit.
 
-    Exit code 0: done. 75: stopped by SIGTERM, SIGUSR1 or Ctrl-C after saving a checkpoint; continue with `--resume`. 3: does not fit.
+    Exit code 0: done. 75: stopped by SIGTERM, SIGUSR1, SIGHUP or Ctrl-C after saving a checkpoint; continue with `--resume`. 74: the last checkpoint
+    could not be saved. 3: does not fit.
     """
     from windlass.cli.train.options import TrainOptions
     from windlass.cli.train.run import run_recipe

@@ -15,6 +15,7 @@ from windlass.errors import BadInput
 
 if TYPE_CHECKING:
     from windlass.train.checkpoint import Checkpoints
+    from windlass.train.data.batches import Batches
     from windlass.train.logging import MetricsLogger, Sink
     from windlass.train.loop.loop import Intervals
     from windlass.train.loop.trainer import Trainer
@@ -33,7 +34,7 @@ def open_trainer(run: TrainingRun, weights: Path | None) -> Trainer:
     from windlass.weights import open_model
 
     recipe, spec, base = run.recipe, run.spec, run.path.parent
-    batches = open_batches(recipe.data, base)
+    batches = open_batches(recipe.data, base, vocab_size=spec.vocab_size)
     if batches.vocab_size > spec.vocab_size:
         raise BadInput(
             f"the data has token ids up to {batches.vocab_size - 1:,}, but the model's vocabulary is {spec.vocab_size:,}:"
@@ -41,7 +42,7 @@ def open_trainer(run: TrainingRun, weights: Path | None) -> Trainer:
         )
     opened = open_model(weights) if weights is not None else None
     options: dict[str, Any] = {
-        "held_out": open_batches(recipe.data, base, "validation") if recipe.validation.interval_steps else None,
+        "held_out": open_batches(recipe.data, base, "validation", spec.vocab_size) if recipe.validation.interval_steps else None,
         "opened": opened,
         "device": torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu"),
     }
@@ -54,6 +55,14 @@ def open_trainer(run: TrainingRun, weights: Path | None) -> Trainer:
     finally:
         if opened is not None:
             opened.store.close()
+
+
+def note_unchecked(batches: Batches, note: Callable[[str], None]) -> None:
+    """Once a run: shards of earlier versions."""
+    for folder in batches.unchecked:
+        note(
+            f"{folder} was prepared without checksums of blocks: it is not checked as it is read; `windlass train data {folder} --verify` checks it"
+        )
 
 
 def initial_weights(recipe: Recipe) -> Path | None:
@@ -121,6 +130,7 @@ def open_checkpoints(run: TrainingRun, data_fingerprint: str, notify: Callable[[
         keep_last=section.keep,
         milestone_every=section.milestone_steps or 0,
         local=Path(section.local).expanduser() / run.folder.resolve().name if section.local else None,
+        fallback=run.path.parent / Path(section.fallback).expanduser() if section.fallback else None,
         notify=notify,
     )
 

@@ -10,9 +10,10 @@ import msgspec
 
 from windlass.cli.console import console
 from windlass.cli.train.options import TrainingRun, TrainOptions, num_nodes
+from windlass.cli.train.phases import Phases
 from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.core.recipe.recipe import Recipe, load_recipe
-from windlass.errors import BadInput, DoesNotFit, Error, MissingExtra
+from windlass.errors import STOPPED, BadInput, DoesNotFit, Error, MissingExtra
 from windlass.units import format_bytes, format_seconds
 
 DEFAULT_RESTARTS = 3
@@ -33,7 +34,8 @@ def run_recipe(path: Path, options: TrainOptions) -> int:
         return _train(path, recipe, options, _worker_plan(path, recipe, options))
     from windlass.cli.plan.training import plan_recipe
 
-    plan = plan_recipe(recipe, str(path), num_nodes=num_nodes(options)[1])
+    _check_arrangement(recipe, options)
+    plan = plan_recipe(recipe, str(path), num_nodes=num_nodes(options)[1], nproc=options.nproc)
     _show_plan(plan, options)
     if not plan.fits and not options.force:
         return DoesNotFit.exit_code
@@ -44,6 +46,21 @@ def run_recipe(path: Path, options: TrainOptions) -> int:
     if options.nproc == 1 and not options.max_restarts and num_nodes(options)[1] == 1:
         return _train(path, recipe, options, plan)
     return _train_in_workers(path, recipe, options, plan)
+
+
+def _check_arrangement(recipe: Recipe, options: TrainOptions) -> None:
+    """Before the plan, whose advice is for other trainers as well. What is only planned, for named hardware, may be for one of them."""
+    from windlass.open.hardware import most_processes, resolve_hardware
+    from windlass.train.parallel.degrees import check_arrangement
+
+    if options.plan_only and recipe.hardware.on is not None:
+        return
+    most = most_processes(resolve_hardware(None))
+    if most is not None and options.nproc > most:
+        raise BadInput(
+            f"--nproc {options.nproc}: this machine has {most} GPU{'' if most == 1 else 's'}, and each process needs one"
+        )
+    check_arrangement(recipe, options.nproc, num_nodes(options)[1], most)
 
 
 def _check_machine(folder: Path, options: TrainOptions) -> None:
@@ -106,7 +123,8 @@ def _worker_plan(path: Path, recipe: Recipe, options: TrainOptions) -> Plan | No
         return None
     from windlass.cli.plan.training import plan_recipe
 
-    return plan_recipe(recipe, str(path))
+    world, here = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return plan_recipe(recipe, str(path), num_nodes=max(world // here, 1), nproc=here)
 
 
 def _plans_interval(recipe: Recipe) -> bool:
@@ -142,7 +160,6 @@ def _train(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan | None)
 def _train_in_workers(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan) -> int:
     from windlass.formats.disk.atomic import write_atomically
     from windlass.train.loop.elastic import Machines, run_workers
-    from windlass.train.loop.guard import STOPPED
 
     folder = run_folder(path, recipe, options.out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -152,7 +169,9 @@ def _train_in_workers(path: Path, recipe: Recipe, options: TrainOptions, plan: P
     arguments = _arguments(path, msgspec.structs.replace(options, plan_file=plan_file))
     least, most = num_nodes(options)
     machines = Machines(least, most, options.rendezvous, options.node, options.address)
-    outcome = run_workers(arguments, options.nproc, restarts, folder, machines)
+    with Phases(not options.as_json) as phases:
+        phases.begin(f"starting {options.nproc} processes")
+        outcome = run_workers(arguments, options.nproc, restarts, folder, machines)
     if outcome.kind == "failed":
         error = RunFailed(outcome.message or "the run failed")
         error.exit_code = outcome.exit_code or RunFailed.exit_code

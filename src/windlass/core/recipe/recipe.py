@@ -184,7 +184,9 @@ def _check(recipe: Recipe, origin: str) -> None:
 def _check_degrees(recipe: Recipe, origin: str) -> None:
     fsdp, zero = recipe.parallel.fsdp, recipe.parallel.zero
     if fsdp is not None and fsdp > 1 and zero not in (None, 3):
-        raise BadInput(f"{origin}: parallel.fsdp {fsdp} shards parameters, which is ZeRO stage 3, but parallel.zero is {zero}")
+        raise BadInput(
+            f"{origin}: parallel.fsdp {fsdp} shards parameters, which is ZeRO stage 3, but parallel.zero is {zero}: remove parallel.zero"
+        )
 
 
 def _check_optimizer(recipe: Recipe, origin: str) -> None:

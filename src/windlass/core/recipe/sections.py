@@ -141,6 +141,8 @@ class CheckpointSection(Frozen):
     """Checkpoints at multiples of this many steps are kept forever."""
     local: str | None = None
     """A local disk of each node, written first; parts are then copied to the run's folder, verified, and removed from the disk."""
+    fallback: str | None = None
+    """A second folder for this run's checkpoints, on another disk and relative to the recipe, for what cannot be written to the run's folder."""
     bandwidth: float | None = None
     """Aggregate write bandwidth of all ranks to the shared store, bytes per second, or as text: "200GB"."""
     asynchronous: bool = True

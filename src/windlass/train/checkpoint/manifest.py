@@ -93,6 +93,15 @@ def check_sizes(folder: Path, manifest: CheckpointManifest) -> None:
             raise BadCheckpoint(f"has {found:,} bytes instead of {expected.num_bytes:,}", folder / name)
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether all files are there with their sizes."""
+    try:
+        check_sizes(folder, read_manifest(folder))
+    except BadCheckpoint:
+        return False
+    return True
+
+
 def check_files(folder: Path, manifest: CheckpointManifest, names: Iterable[str]) -> None:
     """Verifies the checksums of these files."""
     for name in names:

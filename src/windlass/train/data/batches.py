@@ -50,6 +50,9 @@ class Batches:
         self.num_samples_per_epoch = self._interleaving.period
         """The rows of all sources; without weights each is read once per epoch."""
         self.num_tokens = sum(shard.shard.num_tokens for rows in sources for shard in rows.shards)
+        shards = [shard for rows in sources for shard in rows.shards]
+        self.unchecked = tuple(dict.fromkeys(shard.folder for shard in shards if not shard.has_checksums))
+        """Folders of shards without checksums of blocks."""
         self.fingerprint = _fingerprint(manifests, weights, section)
         """Digest of everything that the samples depend on."""
 
@@ -86,8 +89,8 @@ class Batches:
                 target[into[chosen]] = values
 
 
-def open_batches(section: DataSection, base: Path, split: Split = "train") -> Batches:
-    """`base`: the recipe's folder, which source paths are relative to."""
+def open_batches(section: DataSection, base: Path, split: Split = "train", vocab_size: int | None = None) -> Batches:
+    """`base`: the recipe's folder, which source paths are relative to. `vocab_size`: the model's, if it is larger than the tokenizer's."""
     if not section.sources:
         raise BadInput('the recipe has no data: add token shards made by `windlass train data` as [[data.sources]] path = "..."')
     if section.sequence_length is None:
@@ -98,7 +101,7 @@ def open_batches(section: DataSection, base: Path, split: Split = "train") -> Ba
     _check_alike(folders, manifests)
     opened: list[tuple[PackedRows, ShardManifest, float | None]] = []
     for place, (folder, manifest) in enumerate(zip(folders, manifests, strict=True)):
-        rows = PackedRows(open_shards(folder, manifest, split), section.sequence_length, section.packing)
+        rows = PackedRows(open_shards(folder, manifest, split, vocab_size), section.sequence_length, section.packing)
         if len(rows):
             opened.append((rows, manifest, weights[place] if weights else None))
         elif split == "train":

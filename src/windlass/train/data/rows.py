@@ -7,7 +7,7 @@ are split, and nothing is dropped.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,10 +118,10 @@ def _windows(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """[rows, length + 1]: one more token than a row, for the last target; and a mask of non-padding positions."""
     window = np.full((len(starts), length + 1), filler, np.int64)
-    tokens: NDArray[Any] = shard.tokens
     for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        piece = tokens[start : stop + 1]
+        piece = shard.read(start, stop + 1)
         window[row, : len(piece)] = piece
+    shard.check_vocabulary(window)
     inside = np.arange(length) < (stops - starts)[:, None]
     window[:, :-1][~inside] = filler
     return window, inside

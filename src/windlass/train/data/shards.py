@@ -3,8 +3,9 @@
 NAME.tokens.bin     the tokens of all documents, concatenated, uint16 or uint32
 NAME.documents.bin  uint64: start offset of each document, and the end of the last
 NAME.learned.bin    uint64 pairs: ranges of tokens to train on; without this file all tokens
+NAME.blocks.bin     uint32: CRC-32 of every 64 KiB of the tokens; shards of earlier versions have none
 
-Little-endian. Sizes are checked when a shard is opened, checksums by `find_damage`. Knows no text.
+Little-endian. Sizes are checked when a shard is opened, checksums as it is read, all of them by `find_damage`. Knows no text.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from numpy.typing import NDArray
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
+from windlass.train.data.checksums import BLOCK_BYTES, CheckedBlocks
 
 MANIFEST = "manifest.json"
-TOKENS, DOCUMENTS, LEARNED = "tokens.bin", "documents.bin", "learned.bin"
+TOKENS, DOCUMENTS, LEARNED, BLOCKS = "tokens.bin", "documents.bin", "learned.bin", "blocks.bin"
 Split = Literal["train", "validation"]
 TokenType = Literal["uint16", "uint32"]
 _CHUNK_BYTES = 1 << 22
@@ -62,7 +64,8 @@ class ShardManifest(Frozen):
     @property
     def fingerprint(self) -> str:
         """Digest of all tokens in order."""
-        parts = [self.tokenizer, *(stored.sha256 for shard in self.shards for _, stored in sorted(shard.files.items()))]
+        files = (sorted(shard.files.items()) for shard in self.shards)
+        parts = [self.tokenizer, *(stored.sha256 for shard in files for ending, stored in shard if ending != BLOCKS)]
         return sha256("/".join(parts).encode()).hexdigest()
 
 
@@ -86,38 +89,84 @@ def read_manifest(folder: Path) -> ShardManifest:
 
 
 class OpenShard:
-    """One shard, memory-mapped."""
+    """One shard, memory-mapped. What is read is checked: tokens in blocks, the small files as a whole."""
 
-    def __init__(self, folder: Path, shard: TokenShard, token_type: TokenType) -> None:
-        self.shard = shard
-        self._folder = folder
-        self._token_type = token_type
+    def __init__(self, folder: Path, shard: TokenShard, token_type: TokenType, vocab_size: int) -> None:
+        """`vocab_size`: tokens are below it."""
+        self.shard, self.folder = shard, folder
+        self._token_type, self._vocab_size = token_type, vocab_size
         for ending, stored in shard.files.items():
             _check_size(folder / f"{shard.name}.{ending}", stored)
 
-    @cached_property
-    def tokens(self) -> NDArray[Any]:
-        return self._mapped(TOKENS, np.dtype(self._token_type).newbyteorder("<"))
+    @property
+    def has_checksums(self) -> bool:
+        """Of the blocks of its tokens."""
+        return BLOCKS in self.shard.files
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Tokens [start, stop), as many as there are."""
+        tokens = self._tokens[start:stop]
+        if not len(tokens):
+            return tokens
+        if self._blocks is not None:
+            size = tokens.itemsize
+            block = self._blocks.damaged(start * size, (start + len(tokens)) * size - 1)
+            if block is not None:
+                raise self._damaged(TOKENS, f"byte {block * BLOCK_BYTES:,} or one of the {BLOCK_BYTES:,} after it has changed")
+        return tokens
+
+    def check_vocabulary(self, tokens: NDArray[Any]) -> None:
+        """Of many reads at once."""
+        if (largest := int(tokens.max())) >= self._vocab_size:
+            raise BadInput(
+                f"the shard {self._file(TOKENS)} has the token {largest:,}, but the model's vocabulary is {self._vocab_size:,}:"
+                f" find out whether it is damaged with `windlass train data {self.folder} --verify`, or prepare it with the model's tokenizer"
+            )
 
     @cached_property
     def documents(self) -> NDArray[np.uint64]:
-        return self._mapped(DOCUMENTS, np.dtype("<u8"))
+        return self._checked(DOCUMENTS, np.dtype("<u8"))
 
     @cached_property
     def learned(self) -> NDArray[np.uint64] | None:
         """[runs, 2]; None: all tokens."""
-        return self._mapped(LEARNED, np.dtype("<u8")).reshape(-1, 2) if LEARNED in self.shard.files else None
+        return self._checked(LEARNED, np.dtype("<u8")).reshape(-1, 2) if LEARNED in self.shard.files else None
+
+    @cached_property
+    def _tokens(self) -> NDArray[Any]:
+        return self._mapped(TOKENS, np.dtype(self._token_type).newbyteorder("<"))
+
+    @cached_property
+    def _blocks(self) -> CheckedBlocks | None:
+        if not self.has_checksums:
+            return None
+        return CheckedBlocks(self._tokens.data.cast("B"), self._checked(BLOCKS, np.dtype("<u4")))
+
+    def _checked(self, ending: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        found = self._mapped(ending, dtype)
+        if sha256(found.data).hexdigest() != self.shard.files[ending].sha256:
+            raise self._damaged(ending, "its checksum differs from the manifest")
+        return found
 
     def _mapped(self, ending: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         if self.shard.files[ending].num_bytes == 0:  # an empty file cannot be mapped
             return np.empty(0, dtype)
-        return np.memmap(self._folder / f"{self.shard.name}.{ending}", dtype, mode="r").view(
-            np.ndarray
-        )  # memmap's own slices are slow
+        return np.memmap(self._file(ending), dtype, mode="r").view(np.ndarray)  # memmap's own slices are slow
+
+    def _file(self, ending: str) -> Path:
+        return self.folder / f"{self.shard.name}.{ending}"
+
+    def _damaged(self, ending: str, how: str) -> BadInput:
+        return BadInput(
+            f"the shard {self._file(ending)} is damaged: {how}; find all damage with `windlass train data {self.folder} --verify`,"
+            " prepare the shards again with `windlass train data`, and continue with --resume"
+        )
 
 
-def open_shards(folder: Path, manifest: ShardManifest, split: Split) -> list[OpenShard]:
-    return [OpenShard(folder, shard, manifest.token_type) for shard in manifest.of_split(split)]
+def open_shards(folder: Path, manifest: ShardManifest, split: Split, vocab_size: int | None = None) -> list[OpenShard]:
+    """`vocab_size`: the model's, if it is larger than the tokenizer's."""
+    size = manifest.vocab_size if vocab_size is None else vocab_size
+    return [OpenShard(folder, shard, manifest.token_type, size) for shard in manifest.of_split(split)]
 
 
 def _check_size(file: Path, stored: ShardFile) -> None:

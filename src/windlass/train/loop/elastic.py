@@ -11,22 +11,27 @@ import os
 import signal
 import sys
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from windlass.errors import NOT_SAVED, Error
 from windlass.formats.disk.atomic import write_atomically
 from windlass.machine.torch_import import importing
+from windlass.train.loop.guard import heard_signals
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig
 
 OUTCOME = "outcome.json"
 STOP = "stop"
 """A file with the meaning of the signal, for workers that had no handler yet."""
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+ROOM_BYTES = 4096
+"""Reserved for the outcome at the start: the disk may be full at the end."""
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 
@@ -52,8 +57,30 @@ class RunOutcome(msgspec.Struct, frozen=True):
     exit_code: int = 0
 
 
+def begin_outcome(folder: Path) -> None:
+    """By rank 0, before the others can have one."""
+    with suppress(Error):
+        write_atomically(folder / OUTCOME, b" " * ROOM_BYTES)
+
+
 def write_outcome(folder: Path, outcome: RunOutcome) -> None:
-    write_atomically(folder / OUTCOME, msgspec.json.encode(outcome) + b"\n")
+    """The first error of any rank stays: those of other ranks may follow from it."""
+    before = read_outcome(folder)
+    if outcome.kind == "failed" and before is not None and before.kind == "failed":
+        return
+    content = msgspec.json.encode(outcome) + b"\n"
+    try:
+        write_atomically(folder / OUTCOME, content)
+    except Error:
+        _write_into_room(folder / OUTCOME, content)
+
+
+def _write_into_room(file: Path, content: bytes) -> None:
+    try:
+        with file.open("r+b") as stream:
+            stream.write(content.ljust(ROOM_BYTES))
+    except OSError:
+        print(f"windlass: {content.decode()}", file=sys.stderr)
 
 
 def read_outcome(folder: Path) -> RunOutcome | None:
@@ -84,6 +111,7 @@ def run_workers(
 ) -> RunOutcome:
     """Runs `python ARGUMENTS` in `num_workers` processes of this machine, and restarts all of them, on every machine, when one dies."""
     with importing():
+        from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import elastic_launch
 
@@ -95,11 +123,13 @@ def run_workers(
     # rendezvous.py `_create_c10d_store`); without sharing, every attempt gets its own store.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     forwarder = _SignalForwarder(folder)
-    before = {number: signal.signal(number, forwarder.forward) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, forwarder.forward) for number in heard_signals()}
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
         return read_outcome(folder) or _worst(error, max_restarts)
+    except SignalException as error:
+        return RunOutcome("failed", message=f"ended by {error.sigval.name}, without a checkpoint of the last steps", exit_code=4)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -125,16 +155,29 @@ def _config(num_workers: int, max_restarts: int, machines: Machines) -> LaunchCo
         rdzv_configs={} if alone else {"is_host": machines.number == 0},
         local_addr="localhost" if alone else machines.address or None,
         max_restarts=max_restarts,
-        signals_to_handle="SIGHUP,SIGQUIT",  # the others are forwarded to the workers
+        signals_to_handle="SIGQUIT",  # the others are forwarded to the workers
     )
 
 
-def _worst(error: object, max_restarts: int) -> RunOutcome:
-    failures = getattr(error, "failures", {})
-    rank, failure = next(iter(failures.items()), (0, None))
-    code = getattr(failure, "exitcode", 1)
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    return RunOutcome("failed", message=f"rank {rank} {how} after {max_restarts} restarts", exit_code=4)
+def _worst(error: ChildFailedError, max_restarts: int) -> RunOutcome:
+    """Of workers that left no outcome. One that was killed is the reason why the others lost their connections."""
+    codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    first = error.get_first_failure()[0]
+    rank = next(
+        (rank for rank, code in codes.items() if code in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)),
+        first,
+    )
+    if NOT_SAVED in codes.values():
+        return RunOutcome("failed", message="the last checkpoint could not be saved; see above", exit_code=NOT_SAVED)
+    times = f"after {max_restarts} restart{'' if max_restarts == 1 else 's'}"
+    return RunOutcome("failed", message=f"rank {rank} {_how_ended(codes[rank])} {times}; continue with --resume", exit_code=4)
+
+
+def _how_ended(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    memory = " (the kernel does that when memory runs out)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{memory}"
 
 
 class _SignalForwarder:

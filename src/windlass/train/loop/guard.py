@@ -16,9 +16,6 @@ from typing import Any
 
 from windlass.errors import Error
 
-STOPPED = 75
-"""Exit code of a run that was stopped, has saved, and can continue with --resume (EX_TEMPFAIL of sysexits.h)."""
-
 NORMAL_MAD = 0.6745
 """A normal distribution's median absolute deviation, in standard deviations."""
 
@@ -88,22 +85,42 @@ class LossGuard:
         self._since_rollback = -num_steps
 
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+"""SIGUSR1 is what Slurm sends before a time limit, SIGHUP what a closed terminal does."""
+
+
+def heard_signals() -> list[signal.Signals]:
+    """Those of STOP_SIGNALS that this process was not told to ignore, as `nohup` does with SIGHUP."""
+    return [number for number in STOP_SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
+class StoppedBeforeStart(BaseException):
+    """A signal while the run was being built. Not an Exception, so that no library takes it for a failure of its own."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class StopRequest:
-    """SIGTERM, SIGUSR1 (sent by Slurm before a time limit) and Ctrl-C make a run save and stop. A second Ctrl-C stops at once.
+    """SIGTERM, SIGUSR1, SIGHUP and Ctrl-C make a run save and stop. A second Ctrl-C stops at once.
 
     Used as `with StopRequest() as stop` in the main thread; restores the previous signal handlers.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-
-    def __init__(self) -> None:
+    def __init__(self, *, ends_at_once: bool = False) -> None:
+        """`ends_at_once`: until `begin` is called there is nothing to save, and signals raise StoppedBeforeStart or KeyboardInterrupt."""
         self.reason: str | None = None
+        self._ends_at_once = ends_at_once
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+            self._before = {number: signal.signal(number, self._handle) for number in heard_signals()}
         return self
+
+    def begin(self) -> None:
+        self._ends_at_once = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
@@ -113,8 +130,10 @@ class StopRequest:
         self.reason = self.reason or reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.reason is not None:
+        if number == signal.SIGINT and (self._ends_at_once or self.reason is not None):
             raise KeyboardInterrupt
+        if self._ends_at_once:
+            raise StoppedBeforeStart(signal.Signals(number).name)
         self.ask(signal.Signals(number).name)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from windlass.core.model import Frozen
+from windlass.errors import NOT_SAVED, Error
 from windlass.train.checkpoint import Checkpoints
 from windlass.train.logging import MetricsLogger
 from windlass.train.loop.guard import LossGuard, StopRequest, any_rank
@@ -43,10 +44,19 @@ class Intervals(Frozen):
     """Training waits only for the copy to host memory."""
 
 
+Phase = Literal["save", "first step"]
+
+
 class RunResult(Frozen):
     kind: Literal["done", "stopped"]
     step: int
     why: str = ""
+
+
+class NotSaved(Error):
+    """Steps are lost, because their checkpoint could not be written."""
+
+    exit_code = NOT_SAVED
 
 
 class TrainingLoop:
@@ -60,15 +70,19 @@ class TrainingLoop:
         stop: StopRequest,
         intervals: Intervals,
         after_step: Callable[[], None] = lambda: None,
+        announce: Callable[[Phase | None], None] = lambda _: None,
     ) -> None:
-        """`after_step`: called after every good step (a profiler)."""
+        """`after_step`: called after every good step (a profiler). `announce`: before what may take long, and None after it."""
         self.trainer, self.checkpoints, self.guard, self.logger, self.stop = trainer, checkpoints, guard, logger, stop
-        self.intervals, self._after_step = intervals, after_step
+        self.intervals, self._after_step, self._announce = intervals, after_step, announce
         self._skipped_steps: set[int] = set()
         """First samples of steps that were rolled back."""
         self._saved_step: int | None = None
-        self._saved_at = time.monotonic()
-        self._failed_before = 0
+        """Of the last checkpoint that was written whole."""
+        self._saving_step: int | None = None
+        """Of the save whose end was not reported yet."""
+        self._asked_at = time.monotonic()
+        """When a checkpoint was last asked for."""
 
     def resume(self, step: int | None = None) -> int:
         """Loads the last checkpoint, or that of a step; returns its step."""
@@ -76,14 +90,16 @@ class TrainingLoop:
         return self._saved_step
 
     def run(self) -> RunResult:
-        if self._saved_step is None:  # something to roll back to; and a disk that cannot be written fails now
-            self._save(wait=True)
         trainer = self.trainer
+        if self._saved_step is None:  # something to roll back to; and a disk that cannot be written fails now
+            self._save_or_fail("training was to begin")
+        self._announce("first step")
         while not trainer.done:
             if trainer.progress.samples in self._skipped_steps:
                 trainer.skip()
                 continue
             report = trainer.step()
+            self._announce(None)
             why = self.guard.judge(report.loss, report.grad_norm)
             if why is not None:
                 self._roll_back(report, why)
@@ -97,13 +113,17 @@ class TrainingLoop:
     def _after_good_step(self) -> bool:
         """Validation and checkpoints after a good step. Returns whether to stop."""
         step = self.trainer.progress.step
+        if not self.checkpoints.is_saving:
+            self._report_save()
         if _due(step, self.intervals.validation_steps):
             self._validate()
         seconds = self.intervals.checkpoint_seconds
-        waited = seconds is not None and time.monotonic() - self._saved_at >= seconds
+        waited = seconds is not None and time.monotonic() - self._asked_at >= seconds
         stop, save = any_rank(self.stop.reason is not None, waited)
         if stop:
             self.stop.ask("another rank received a stop request")
+        elif self.trainer.done:
+            return False  # saved by `_end`
         elif save or _due(step, self.intervals.checkpoint_steps) or _due(step, self.intervals.milestone_steps):
             self._save(wait=not self.intervals.asynchronous)
         return stop
@@ -113,19 +133,48 @@ class TrainingLoop:
         progress.best_validation = loss if progress.best_validation is None else min(loss, progress.best_validation)
         self.logger.validation(progress.step, loss)
 
-    def _save(self, wait: bool) -> None:
+    def _save(self, wait: bool, goes_on: bool = True) -> None:
         step = self.trainer.progress.step
-        self.checkpoints.wait()
-        self._failed_before = self.checkpoints.num_failed
+        self._wait()
         self.trainer.progress.recent = self.guard.losses
-        self.checkpoints.save(step, self.trainer.state(), wait=wait)
-        self._saved_step, self._saved_at = step, time.monotonic()
-        self.logger.event("checkpoint_failed" if self._failed else "checkpoint", step=step)
+        self._saving_step, self._asked_at = step, time.monotonic()
+        self.checkpoints.save(step, self.trainer.state(), wait=wait, goes_on=goes_on)
+        if wait:
+            self._report_save()
 
-    @property
-    def _failed(self) -> bool:
-        """Whether the last save has failed so far."""
-        return self.checkpoints.num_failed > self._failed_before
+    def _wait(self) -> None:
+        self.checkpoints.wait()
+        self._report_save()
+
+    def _report_save(self) -> None:
+        """Logs how a save ended that has ended."""
+        step, self._saving_step = self._saving_step, None
+        if step is None:
+            return
+        if not self.checkpoints.failure:
+            self._saved_step = step
+        self.logger.event("checkpoint_failed" if self.checkpoints.failure else "checkpoint", step=step)
+
+    def _save_or_fail(self, what: str) -> None:
+        """`what`: how far training is, for the error."""
+        self._announce("save")
+        self._save(wait=True, goes_on=False)
+        self._announce(None)
+        if self.checkpoints.failure:
+            raise NotSaved(f"{what}, but the checkpoint could not be saved ({self.checkpoints.failure}): {self._remedy()}")
+
+    def _remedy(self) -> str:
+        """Where to go on from, and how."""
+        good, step = self.checkpoints.latest(), self.trainer.progress.step
+        lost = f"steps {(good or 0) + 1:,} to {step:,} are lost" if step > (good or 0) else "no step is lost"
+        room = (
+            "free or repair a disk"
+            if self.checkpoints.fallback
+            else "free or repair that disk, or name a second folder with checkpoint.fallback"
+        )
+        if good is None:
+            return f"{lost}, and there is no good checkpoint; {room}, and start again"
+        return f"{lost}; the last good checkpoint is {self.checkpoints.path(good)}; {room}, and continue with --resume"
 
     def _load(self, step: int | None = None) -> int:
         state = self.trainer.state()
@@ -136,6 +185,7 @@ class TrainingLoop:
 
     def _roll_back(self, report: StepReport, why: str) -> None:
         """All ranks see the same loss, so all roll back together."""
+        self._wait()
         self._skipped_steps.add(report.first_sample)
         self.guard.record_rollback(why)
         step = self._load()
@@ -144,11 +194,12 @@ class TrainingLoop:
         self.logger.event("rollback", step=report.step, to_step=step, why=why, loss=report.loss, first_sample=report.first_sample)
 
     def _end(self, kind: Literal["done", "stopped"]) -> RunResult:
-        step = self.trainer.progress.step
-        self.checkpoints.wait()
-        if self._saved_step != step or self._failed:
-            self._save(wait=True)
-        why = self.stop.reason or ""
+        step, why = self.trainer.progress.step, self.stop.reason or ""
+        self._wait()
+        if self._saved_step != step:
+            self._save_or_fail(
+                f"stopped after step {step:,} ({why})" if kind == "stopped" else f"training ended after step {step:,}"
+            )
         if kind == "stopped":
             self.logger.event("stop", step=step, why=why)
         return RunResult(kind=kind, step=step, why=why)

@@ -6,62 +6,13 @@ sharded over ep of them, and FSDP shards everything else over all of them, over 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from windlass.core.layout import training_groups
-from windlass.core.recipe.sections import ParallelSection
-from windlass.errors import Impossible
-
-
-@dataclass(frozen=True)
-class Degrees:
-    pp: int
-    copies: int
-    ep: int
-    tp: int
-    fsdp: int
-
-    @property
-    def dp(self) -> int:
-        return self.copies * self.ep
-
-
-def degrees(parallel: ParallelSection, world: int) -> Degrees:
-    """The recipe's degrees, with dp and fsdp derived. Refuses degrees that do not divide or are not supported."""
-    tp, pp, ep = parallel.tp or 1, parallel.pp or 1, parallel.ep or 1
-    _refuse_unknown(parallel)
-    dp = training_groups(world, tp=tp, pp=pp).dp
-    if dp % ep:
-        raise Impossible(
-            f"parallel.ep {ep} must divide the number of data-parallel ranks: {world} processes with tp {tp} and pp {pp}"
-            f" have {dp}"
-        )
-    fsdp = parallel.fsdp or (1 if parallel.zero == 0 else dp)
-    if fsdp not in {1, dp // ep, dp}:
-        raise Impossible(
-            f"parallel.fsdp {fsdp} is not possible: with {dp} data-parallel ranks and ep {ep} it may be"
-            f" {', '.join(map(str, sorted({1, dp // ep, dp})))}"
-        )
-    return Degrees(pp=pp, copies=dp // ep, ep=ep, tp=tp, fsdp=fsdp)
-
-
-def _refuse_unknown(parallel: ParallelSection) -> None:
-    """What can be planned for other trainers, but is not implemented here."""
-    if (parallel.cp or 1) > 1:
-        raise Impossible(f"parallel.cp {parallel.cp}: context parallelism can be planned but not trained; remove it")
-    if (parallel.virtual_stages or 1) > 1:
-        raise Impossible("parallel.virtual_stages: interleaved schedules can be planned but not trained; remove it")
-    if parallel.schedule != "1f1b":
-        raise Impossible(f'parallel.schedule = "{parallel.schedule}" can be planned but not trained; use "1f1b"')
-    if parallel.zero in (1, 2):
-        raise Impossible(
-            f'parallel.zero {parallel.zero}: FSDP is ZeRO 3, or 0 for none; stages 1 and 2 need run.engine = "deepspeed"'
-        )
+from windlass.train.parallel.degrees import Degrees
 
 
 class Meshes:

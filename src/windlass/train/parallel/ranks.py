@@ -31,8 +31,9 @@ from windlass.parallel.autograd import AutogradGroup
 from windlass.parallel.groups import Groups
 from windlass.train.model.model import MicroBatch, TrainingModel
 from windlass.train.model.packing import IGNORED
+from windlass.train.parallel.degrees import degrees
 from windlass.train.parallel.dispatch import DispatchedExperts
-from windlass.train.parallel.meshes import Meshes, degrees
+from windlass.train.parallel.meshes import Meshes
 from windlass.train.parallel.rank_clock import RankClock
 from windlass.train.parallel.reduce import all_reduce_gradients, gradient_of
 from windlass.train.parallel.stages import Pipeline, StageModule

@@ -27,7 +27,7 @@ def texts(folder: Path, tokenizer: Path, split: Any) -> list[str]:
     found = []
     for shard in open_shards(folder, read_manifest(folder), split):
         for begin, end in pairwise(shard.documents.tolist()):
-            found.append(text.decode(shard.tokens[begin:end].tolist(), skip_special=False))
+            found.append(text.decode(shard.read(begin, end).tolist(), skip_special=False))
     return found
 
 
@@ -57,7 +57,7 @@ def test_only_answers_are_learned(tasks: Path, tokenizer: Path) -> None:
     (shard,) = open_shards(tasks, read_manifest(tasks), "train")
     assert shard.learned is not None
     for begin, end in shard.learned[:100].tolist():
-        words = text.decode(shard.tokens[begin - 1 : end].tolist(), skip_special=False)
+        words = text.decode(shard.read(begin - 1, end).tolist(), skip_special=False)
         assert words.startswith("<a>") and words.endswith("<e>") and words.count("<") == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from windlass.errors import BadInput
 from windlass.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from windlass.train.data.prepare import inputs
+from windlass.train.data.prepare.inputs import find_inputs
 from windlass.train.data.prepare.prepare import check, prepare
 from windlass.train.data.prepare.unit import PrepareSettings, UnitWork
 from windlass.train.data.shards import MANIFEST, find_damage, open_shards, read_manifest
@@ -44,10 +46,10 @@ def stored(out: Path, tokenizer: Path, split: Any = "train") -> list[tuple[str, 
     found: list[tuple[str, list[str] | None]] = []
     for shard in open_shards(out, read_manifest(out), split):
         for begin, end in zip(shard.documents[:-1].tolist(), shard.documents[1:].tolist(), strict=True):
-            tokens = shard.tokens[begin:end].tolist()
+            tokens = shard.read(begin, end).tolist()
             runs = shard.learned
             spans = None if runs is None else [(int(a), int(b)) for a, b in runs if begin <= a < end]
-            words = None if spans is None else [text.decode(shard.tokens[a:b].tolist(), skip_special=False) for a, b in spans]
+            words = None if spans is None else [text.decode(shard.read(a, b).tolist(), skip_special=False) for a, b in spans]
             found.append((text.decode(tokens, skip_special=False), words))
     return found
 
@@ -69,7 +71,7 @@ def test_text_files_are_a_document_each(tmp_path: Path, tokenizer: Path) -> None
     assert report.counts.documents == 6 and report.counts.replacement == 0
     assert (tmp_path / "out" / "tokenizer" / "tokenizer.json").read_bytes() == (tokenizer / "tokenizer.json").read_bytes()
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
-        MANIFEST, "quality.json", "tokenizer", "train-00000.documents.bin", "train-00000.tokens.bin",
+        MANIFEST, "quality.json", "tokenizer", "train-00000.blocks.bin", "train-00000.documents.bin", "train-00000.tokens.bin",
     ]  # fmt: skip
 
 
@@ -120,7 +122,9 @@ def test_what_looks_like_a_special_token_in_a_text_is_text(tmp_path: Path, token
     prepared([source], tmp_path / "out", tokenizer)
     (shard,) = open_shards(tmp_path / "out", read_manifest(tmp_path / "out"), "train")
     text = load_tokenizer(tokenizer)
-    assert [token for token in shard.tokens.tolist() if token in text.special_ids] == [text.token_id("<e>")]
+    assert [token for token in shard.read(0, shard.shard.num_tokens).tolist() if token in text.special_ids] == [
+        text.token_id("<e>")
+    ]
 
 
 def test_a_field_and_a_template_can_be_named(tmp_path: Path, tokenizer: Path) -> None:
@@ -239,3 +243,9 @@ def test_the_output_stays_out_of_the_sources(tmp_path: Path, tokenizer: Path) ->
     with pytest.raises(BadInput, match="is inside the source"):
         prepared([tmp_path], tmp_path / "deep" / "out", tokenizer)
     assert not (tmp_path / "deep").exists()
+
+
+def test_a_pipe_is_no_source(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="pipe is neither a file nor a directory"):
+        find_inputs([str(tmp_path / "pipe")])

@@ -103,7 +103,7 @@ def _files_of(source: Path, skipped: dict[str, int]) -> Iterator[tuple[Path, Kin
         yield source, kind_of(source) or "text"
         return
     if not source.is_dir():
-        raise BadInput(f"{source} does not exist")
+        raise BadInput(f"{source} {'is neither a file nor a directory' if source.exists() else 'does not exist'}")
     for path in sorted(source.rglob("*")):
         hidden = any(part.startswith(".") or part in SKIPPED_FOLDERS for part in path.relative_to(source).parts)
         if hidden or not path.is_file():

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windlass.formats.disk.atomic import part_name, sync_directory, write_atomically, write_errors
+from windlass.train.data.checksums import BlockChecksums
 from windlass.train.data.shards import (
+    BLOCKS,
     DOCUMENTS,
     LEARNED,
     MANIFEST,
@@ -44,7 +46,7 @@ class TokenShardWriter:
         self._path = folder / f"{name}.{TOKENS}"
         with write_errors(self._path, 0):
             self._stream = part_name(self._path).open("wb")
-        self._digest = sha256()
+        self._digest, self._blocks = sha256(), BlockChecksums()
         self._num_tokens = 0
         self._ends: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
         self._runs: list[NDArray[np.int64]] = []
@@ -65,6 +67,7 @@ class TokenShardWriter:
         with write_errors(self._path, stored.nbytes):
             self._stream.write(stored.data)
         self._digest.update(stored.data)
+        self._blocks.update(stored.data)
         start = self._num_tokens
         self._num_tokens += len(stored)
         self._ends.append(start + np.cumsum(lengths))
@@ -81,6 +84,7 @@ class TokenShardWriter:
         ends, runs = np.concatenate(self._ends), _joined(self._runs)
         files = {TOKENS: ShardFile(num_bytes=self._num_tokens * self._dtype.itemsize, sha256=self._digest.hexdigest())}
         files[DOCUMENTS] = self._write(DOCUMENTS, ends.astype("<u8"))
+        files[BLOCKS] = self._write(BLOCKS, self._blocks.finish())
         if self._masked:
             files[LEARNED] = self._write(LEARNED, runs.astype("<u8"))
         with write_errors(self._path, 0):
