@@ -1,7 +1,7 @@
 """Whether a request's tokens depend on what else runs, with and without `--deterministic`, and what the option costs.
 
 Run: python bench/serve/deterministic.py MODEL answers [--questions FILE.jsonl[.gz]...] [--count 284] [--new 32] [--both]
-     python bench/serve/deterministic.py MODEL cost [--rounds 5]
+     python bench/serve/deterministic.py MODEL cost [--rounds 5] [--cpu-time]
 
 answers: each question alone, nothing cached and prompts in one piece; then all of them in another order, 61 at once as others end, of three
 priorities, with a cache in which they share their beginning and that is too small for all (some are preempted), prompts in pieces, and
@@ -32,6 +32,7 @@ from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
 from windlass.engine.memory import block_bytes
 from windlass.engine.protocol import Submit
+from windlass.kernels.program import program
 from windlass.open.resolve import runnable_files
 from windlass.weights.text.files import model_text
 
@@ -83,7 +84,7 @@ def launched(options: argparse.Namespace, **more: Any) -> Launch:
 
 def answers(options: argparse.Namespace, how: dict[str, Any]) -> None:
     tokenizer = model_text(runnable_files(options.model, False)).tokenizer
-    most = options.context - options.new
+    most = min(options.context, options.prompt) - options.new
     texts = [tokenizer.encode(PREAMBLE + text)[:most] for text in questions(options.questions, options.count)]
     engine, _ = load_model(launched(options, max_sequences=64, max_step_tokens=1024, **how))
     block = block_bytes(engine.runner.decoder.spec, options.kv)  # type: ignore[attr-defined]
@@ -104,7 +105,7 @@ def answers(options: argparse.Namespace, how: dict[str, Any]) -> None:
         f"{Path(options.model).name} {'exact ' if options.exact else ''}kv {options.kv} {'deterministic' if how else 'as usual'}: "
         f"{sum(map(sum, kinds))} of {len(order)} answers equal (greedy {sum(kinds[0])} of {len(kinds[0])}, sampled {sum(kinds[1])} of "
         f"{len(kinds[1])}); {engine.scheduler.num_preemptions} preemptions, {engine.scheduler.prefix_hit_tokens:,} tokens from the cache, "
-        f"drafts {stats.speculation}; alone {seconds:.0f} s, beside others {time.perf_counter() - began:.0f} s",
+        f"{stats.drafted:,} drafts; alone {seconds:.0f} s, beside others {time.perf_counter() - began:.0f} s",
         flush=True,
     )
     engine.close()
@@ -114,7 +115,7 @@ def cost(options: argparse.Namespace) -> None:
     engines = {}
     for name, how in (("usual", {}), ("deterministic", DETERMINISTIC)):
         engines[name], _ = load_model(launched(options, max_sequences=32, **how))
-    numbers = count()
+    numbers, clock = count(), time.process_time if options.cpu_time else time.perf_counter
     for sequences in (1, 8, 32):
         speeds: dict[str, list[float]] = {name: [] for name in engines}
         for round_number in range(options.rounds + 1):
@@ -124,11 +125,11 @@ def cost(options: argparse.Namespace) -> None:
                 for place, prompt in enumerate(prompts):
                     engine.submit(Submit(first + place, prompt, GREEDY, options.new, cache_salt=f"{first}"))
                 engine.step()
-                began, made = time.perf_counter(), 0
+                began, made = clock(), 0
                 while engine.has_work:
                     made += sum(len(output.token_ids) for output in engine.step())
                 if round_number:
-                    speeds[name].append(made / (time.perf_counter() - began))
+                    speeds[name].append(made / (clock() - began))
         usual, with_option = (statistics.median(speeds[name]) for name in ("usual", "deterministic"))
         ratios = [mine / theirs for mine, theirs in zip(speeds["deterministic"], speeds["usual"], strict=True)]
         print(
@@ -145,12 +146,18 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, nargs="*", default=[])
     parser.add_argument("--count", type=int, default=284)
     parser.add_argument("--new", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=2**31, help="most tokens of a prompt and its answer")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="seconds of processor time, of one thread: where others use the machine"
+    )
     parser.add_argument("--kv", default="bf16")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--both", action="store_true", help="also without the option")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    if options.cpu_time:
+        program.set_threads(1)
     if options.what == "cost":
         cost(options)
         return
