@@ -60,6 +60,8 @@ class ClientOptions(TypedDict, total=False):
     max_sequences: int | None
     kv: str
     exact: bool
+    deterministic: bool
+    """The same tokens for a request whatever else runs beside it; on CPUs."""
     quant: str | None
     """Quantize a bf16 or fp32 checkpoint while it loads: int4 or int8."""
     speculate: str
@@ -289,7 +291,7 @@ def answer_of(deltas: Iterable[Delta]) -> Answer:
 
 _SERVER_OPTIONS = frozenset({"api_key", "model", "timeout"})
 _LAUNCH_OPTIONS = (
-    "device", "kv", "exact", "quant", "context_tokens", "max_sequences", "disk_folder", "secret_file", "sync", "speculate",
+    "device", "kv", "exact", "deterministic", "quant", "context_tokens", "max_sequences", "disk_folder", "secret_file", "sync", "speculate",
 )  # fmt: skip
 
 

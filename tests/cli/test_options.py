@@ -53,6 +53,13 @@ def test_every_option_arrives() -> None:
     )  # fmt: skip
 
 
+def test_answers_that_do_not_depend_on_the_batch_are_asked_for_or_refused() -> None:
+    assert invoke("m", "--deterministic") == (0, Launch(deterministic=True))
+    for words in (("--device", "cuda"), ("--tp", "2", "--sync", "int8")):
+        with pytest.raises(BadInput, match="--deterministic"):
+            invoke("m", "--deterministic", *words)
+
+
 def test_a_contradiction_is_refused_before_the_command_runs() -> None:
     before = len(SEEN)
     with pytest.raises(BadInput, match="--workers needs --secret-file"):

@@ -32,6 +32,13 @@ ROWS: dict[str, Row] = {
     ),
     "context": Row(str | None, None, "8k", "Maximum sequence length, prompt and answer together."),
     "exact": Row(bool, False, None, "Dequantize packed weights to fp32: slower and larger, no 8-bit activations.", "--exact"),
+    "deterministic": Row(
+        bool,
+        False,
+        None,
+        "The same tokens for a request whatever else runs beside it (with a seed, where it is sampled). On CPUs.",
+        "--deterministic",
+    ),
     "quant": Row(
         str | None,
         None,
@@ -112,6 +119,7 @@ def _launch(values: dict[str, Any]) -> Any:
         device=values["device"].lower(),
         kv=values["kv"],
         exact=values["exact"],
+        deterministic=values["deterministic"],
         quant=values["quant"],
         speculate=values["speculate"],
         gpu_memory=tuple(parse_bytes(size) for size in (values["gpu_memory"] or "").split(",") if size),

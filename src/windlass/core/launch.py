@@ -15,7 +15,7 @@ from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import EXACT, SYNCS, Meeting
 from windlass.core.scheme import SCHEME_NAMES
 from windlass.core.tiers.values import TierPlacement
-from windlass.errors import BadInput, UnknownName
+from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.units import MIB, format_bytes
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -48,6 +48,8 @@ class Launch(Frozen):
     """bf16, fp8 or fp32; None: bf16."""
     exact: bool = False
     """Dequantize packed weights to fp32 at load: slower and larger, without 8-bit activation rounding."""
+    deterministic: bool = False
+    """A request's tokens do not depend on what else runs. Promised on CPUs alone."""
     context_tokens: int | None = None
     max_sequences: int | None = None
     """Sequences in one batch."""
@@ -113,6 +115,7 @@ def check_launch(launch: Launch) -> None:
         raise BadInput("--context must be at least 2 tokens: one for the prompt and one for the answer")
     _check_memory(launch)
     _check_layout(launch)
+    _check_deterministic(launch)
     if not launch.is_single and (launch.speculate == "mtp" or launch.draft_model):
         raise BadInput(
             f"--speculate {launch.speculate} needs the whole model on one device; choose ngram, or do not split the model"
@@ -154,6 +157,24 @@ def _check_layout(launch: Launch) -> None:
         raise BadInput(f"--sync is {' or '.join(SYNCS)}, not {launch.sync!r}")
     if launch.sync != EXACT and launch.is_single:
         raise BadInput(f"--sync {launch.sync} is for several ranks; add --workers or --tp")
+
+
+def _check_deterministic(launch: Launch) -> None:
+    if not launch.deterministic:
+        return
+    if launch.device not in ("auto", "cpu"):
+        raise not_deterministic_on(launch.device)
+    if launch.sync != EXACT:
+        raise BadInput(
+            f"--deterministic needs exact sums between ranks: --sync {launch.sync} rounds them in blocks that requests share; leave one out"
+        )
+
+
+def not_deterministic_on(device: str) -> Impossible:
+    return Impossible(
+        f"--deterministic is promised on CPUs alone, not on {device}, whose kernels add in another order for another number of rows; "
+        "add --device cpu, or leave it out"
+    )
 
 
 def _check_workers(launch: Launch) -> None:

@@ -60,12 +60,13 @@ class Engine:
         runner: type[Runner] = Runner,
         clock: Callable[[], float] = time.perf_counter,
         speculation: Speculation | None = None,
+        is_invariant: bool = False,
     ) -> None:
-        """`num_tokens`: vocabulary size; the decoder's logits may have more columns, for padding."""
+        """`num_tokens`: vocabulary size; the decoder's logits may have more columns, for padding. `is_invariant`: see `Runner`."""
         self._clock, self.speculation = clock, speculation
         self.limits, self.num_tokens = limits, num_tokens
         self.scheduler = Scheduler(limits)
-        self.runner = runner(decoder, caches, limits, device, record, num_tokens)
+        self.runner = runner(decoder, caches, limits, device, record, num_tokens, is_invariant)
         self.sampler = Sampler(num_tokens)
         self._grammars = GrammarCompiler()
         self._sequences: dict[int, EngineSequence] = {}

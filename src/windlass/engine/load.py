@@ -24,6 +24,7 @@ from windlass.core.scheme import Scheme, kv_token_bytes, scheme
 from windlass.core.tiers.demand import planned_tensors
 from windlass.engine.adapters import add_adapters
 from windlass.engine.engine import Engine
+from windlass.engine.execute.deterministic import check_deterministic, check_order_is_fixed
 from windlass.engine.execute.runner import Runner
 from windlass.engine.memory import (
     OTHER_STEP_TOKENS,
@@ -135,6 +136,8 @@ def build(
 ) -> LoadedDecoder:
     """`parts`: a folder of received weight slices, read instead of the checkpoint. `wait`: until all weights are there; else see `arriving`."""
     check_kv(launch.kv_type, device)
+    if launch.deterministic:
+        check_deterministic(device)
     if launch.random_weights is not None:
         built = _random(launch, launch.random_weights, device, shard_of)
     else:
@@ -291,7 +294,11 @@ def make_engine(
     spare = int(_kind(device) == "cuda")  # see Runner
     caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv_type], device)
     num_tokens = min(launch.num_tokens or spec.vocab_size, spec.vocab_size)
-    engine = Engine(decoder, caches, limits, num_tokens, device=device, record=record, runner=runner)
+    engine = Engine(
+        decoder, caches, limits, num_tokens, device=device, record=record, runner=runner, is_invariant=launch.deterministic
+    )
+    if launch.deterministic:
+        check_order_is_fixed(engine.runner, decoder)
     engine.speculation = speculation.made(engine.runner, limits, num_tokens, KV_DTYPES[launch.kv_type], device, spare)
     return engine
 
@@ -313,6 +320,7 @@ def make_info(launch: Launch, engine: Engine, built: LoadedDecoder, device: str,
         details={
             "steps": runner.mode,
             **({"offload": built.offloaded} if built.offloaded else {}),
+            **({"deterministic": "tokens do not depend on the batch"} if launch.deterministic else {}),
             **({} if engine.speculation is None else {"speculation": engine.speculation.described}),
         },
     )

@@ -190,8 +190,9 @@ class AdaptedExperts(nn.Module):
 
 
 def _add(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> None:
-    """y += b (a x) in fp32. Of few rows that is so little that waking the kernels' threads would take longer."""
-    product = linear if x.shape[0] > FEW_ROWS else functional.linear
+    """y += b (a x) in fp32. Of few rows that is so little that waking the kernels' threads would take longer; PyTorch's sums depend on how many
+    they are."""
+    product = linear if x.shape[0] > FEW_ROWS or program.is_invariant() else functional.linear
     y += product(product(x.float(), a), b).to(y.dtype)
 
 

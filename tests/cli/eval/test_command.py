@@ -111,7 +111,8 @@ def test_a_resumed_model_computes_as_it_did(
     assert (again.quant, again.kv, again.context_tokens, again.device) == ("int8", "fp32", first.context_tokens, "cuda")
     capsys.readouterr()
     assert "--quant int8, not int4" in refused(capsys, "--resume", *folder, "--quant", "int4")
-    assert "--exact left to its default" in refused(capsys, "--resume", *folder, "--exact")
+    for option in ("--exact", "--deterministic"):
+        assert f"{option} left to its default" in refused(capsys, "--resume", *folder, option)
 
 
 @pytest.mark.parametrize(("url", "quant"), [("", "int4"), ("http://h:1", None)])

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from windlass.cli.serve.openers import vllm
 from windlass.cli.serve.options import GivenModel, ServeOptions, adapters_of, check_options, named_models
+from windlass.core.launch import Launch
 from windlass.errors import BadInput
 
 pytestmark = pytest.mark.pure
@@ -52,6 +54,16 @@ def test_two_adapters_of_one_name() -> None:
 def test_what_contradicts_itself_is_refused(options: ServeOptions, why: str) -> None:
     with pytest.raises(BadInput, match=why):
         check_options(options)
+
+
+def test_vllm_has_a_deterministic_mode_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ServeOptions(models=("a",), engine="vllm", launch=Launch(deterministic=True))
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    with pytest.raises(BadInput, match="set VLLM_BATCH_INVARIANT=1"):
+        vllm(options, Path("nowhere"))
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(BadInput, match="nowhere is a file"):
+        vllm(options, Path("nowhere"))
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def bench(
     keep: bool = typer.Option(
         True,
         "--keep/--no-keep",
-        help="Keep the figures in a local file: later plans on this machine use them. Not with --speculate, --exact or a split.",
+        help="Keep the figures in a local file: later plans on this machine use them. Not with --speculate, --exact, --deterministic or a split.",
     ),
     served: bool = typer.Option(
         False,

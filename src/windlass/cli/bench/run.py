@@ -78,7 +78,7 @@ def run(model: str, options: BenchOptions) -> int:
 def kept_as(setup: BenchSetup) -> Scheme | None:
     """The scheme as a plan would name it, of files with types of their own too; None: a plan is about something else than what was measured."""
     launch = setup.launch
-    if not launch.is_single or launch.speculate != "off" or launch.exact:
+    if not launch.is_single or launch.speculate != "off" or launch.exact or launch.deterministic:
         return None
     if setup.scheme is not None or launch.quant is not None:
         return setup.scheme

@@ -58,6 +58,7 @@ def with_launch(wanted: Wanted, launch: Launch) -> Wanted:
         quant=launch.quant,
         kv=launch.kv,
         exact=launch.exact or None,
+        deterministic=launch.deterministic or None,
         context=launch.context_tokens,
         sync=None if launch.sync == EXACT else launch.sync,
     )
@@ -70,6 +71,7 @@ def launch_of(wanted: Wanted, launch: Launch) -> Launch:
         quant=wanted.quant,
         kv=wanted.kv,
         exact=bool(wanted.exact),
+        deterministic=bool(wanted.deterministic),
         context_tokens=wanted.context,
         sync=wanted.sync or EXACT,
     )

@@ -196,6 +196,7 @@ def settings_of(label: str, model: OpenModel, wanted: Wanted, prepared: Sequence
         quant=wanted.quant if is_local else None,
         kv=wanted.kv if is_local else None,
         exact=wanted.exact if is_local else None,
+        deterministic=wanted.deterministic if is_local else None,
         context=wanted.context if is_local else None,
         sync=wanted.sync if is_local else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,10 @@ def vllm(options: ServeOptions, path: Path) -> tuple[Opener, Plan]:
     launch = options.launch
     if launch.kv is not None or launch.exact or launch.device != "auto":
         raise BadInput("--kv, --exact and --device are for --engine windlass; put them in the plan instead")
+    if launch.deterministic and os.environ.get("VLLM_BATCH_INVARIANT") != "1":
+        raise BadInput(
+            "--deterministic is promised by --engine windlass; vLLM has a mode of its own for some GPUs (beta): set VLLM_BATCH_INVARIANT=1 to use it"
+        )
     if launch.speculate != "off":
         raise BadInput("--speculate is for --engine windlass; leave it out")
     from windlass.open.vllm.client import VllmClient, planned

@@ -40,8 +40,9 @@ class Runner:
         device: str = "cpu",
         record: bool = True,
         num_tokens: int | None = None,
+        is_invariant: bool = False,
     ) -> None:
-        """`num_tokens`: vocabulary size; None: all columns of the logits."""
+        """`num_tokens`: vocabulary size; None: all columns of the logits. `is_invariant`: see `program.batch_invariant`."""
         assert limits.block_tokens == BLOCK_TOKENS, "kernels have one block size"
         self._decoder, self._caches = decoder, caches
         self._buffers = Buffers(limits, torch.device(device))
@@ -52,7 +53,7 @@ class Runner:
         self.verify_graphs: VerifyGraphs | None = None
         self._in_flight: InFlightStep | None = None
         self._verifying: InFlightVerify | None = None
-        self._num_tokens = num_tokens
+        self._num_tokens, self._is_invariant = num_tokens, is_invariant
         self.adapters: Adapters | None = None
         self._adapted: tuple[program.Program, Tensor] | None = None
         """The program of steps with adapters, and its logits; recorded when the first one comes."""
@@ -87,6 +88,10 @@ class Runner:
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """fp32 logits of the rows that the chunks need; valid until the next run."""
+        with program.batch_invariant(self._is_invariant):
+            return self._run(chunks)
+
+    def _run(self, chunks: Sequence[Chunk]) -> Tensor:
         self._in_flight = self._verifying = None
         if self.adapters is not None and any(chunk.sequence.adapter for chunk in chunks):
             return self._run_adapted(chunks, self.adapters)
@@ -313,7 +318,7 @@ class Runner:
         if not program.available():
             return "no compiled kernels"
         try:
-            with program.record(self._buffers.step.counts[0:1]) as recorded:
+            with program.batch_invariant(self._is_invariant), program.record(self._buffers.step.counts[0:1]) as recorded:
                 self._logits = self._decoder(self._buffers.step, self._caches)
         except NotRecordable as error:
             self._logits = None

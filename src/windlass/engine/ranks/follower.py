@@ -66,15 +66,17 @@ def _follow(job: RankJob, supervisor: SupervisorConnection) -> None:
         from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD
         from windlass.engine.ranks.first import LIMITS_KEY, build_rank
         from windlass.engine.schedule.scheduler import SchedulerLimits
+        from windlass.kernels.program import program
 
     supervisor.watch()  # only now: importing torch would block its threads
     assert job.meeting is not None
     built = build_rank(job, supervisor, ThrottledProgress(supervisor.loading, SECONDS_BETWEEN_PROGRESS))
     limits = msgspec.msgpack.decode(supervisor.take(LIMITS_KEY, SECONDS_TO_LOAD), type=SchedulerLimits)
-    follower = Follower(built.decoder, limits, job.launch.kv_type, built.device)
-    supervisor.report_with(follower.heartbeat)
-    supervisor.built(built.weights_bytes)
-    follower.follow(_steps(job.rank, job.meeting, supervisor))
+    with program.batch_invariant(job.launch.deterministic):
+        follower = Follower(built.decoder, limits, job.launch.kv_type, built.device)
+        supervisor.report_with(follower.heartbeat)
+        supervisor.built(built.weights_bytes)
+        follower.follow(_steps(job.rank, job.meeting, supervisor))
 
 
 def _steps(rank: int, meeting: Meeting, store: RendezvousStore) -> socket.socket:

@@ -43,6 +43,7 @@ class Settings(Frozen):
     quant: str | None = None
     kv: str | None = None
     exact: bool | None = None
+    deterministic: bool | None = None
     context: int | None = None
     sync: str | None = None
     """How a local model computes, from `quant` on; None: the default, or a server's own."""
@@ -71,6 +72,7 @@ class Wanted(Frozen):
     quant: str | None = None
     kv: str | None = None
     exact: bool | None = None
+    deterministic: bool | None = None
     context: int | None = None
     """In tokens."""
     sync: str | None = None

@@ -36,6 +36,7 @@ class _Op(ctypes.Structure):
         ("data", ctypes.c_void_p * MAX_DATA),
         ("ints", ctypes.c_int64 * MAX_INTS),
         ("floats", ctypes.c_float * MAX_FLOATS),
+        ("is_invariant", ctypes.c_int64),
         ("nanoseconds", ctypes.c_int64),
     ]
 
@@ -152,6 +153,21 @@ def rows_counted_by(counter: Tensor) -> Iterator[None]:
         program.count_rows_by(previous)
 
 
+@contextmanager
+def batch_invariant(wanted: bool = True) -> Iterator[None]:
+    """Operations that are run or recorded inside give a row the same bits however many rows there are, which takes them longer. Operations of
+    PyTorch promise no such thing."""
+    previous, _local.invariant = is_invariant(), wanted or is_invariant()
+    try:
+        yield
+    finally:
+        _local.invariant = previous
+
+
+def is_invariant() -> bool:
+    return getattr(_local, "invariant", False)
+
+
 def is_recording() -> bool:
     return _recording() is not None
 
@@ -179,7 +195,7 @@ def emit(
     counted: bool = True,
 ) -> None:
     """Runs or records the operation NAME. `rows`: the current number of rows, or the maximum. `counted` False: always exactly that many."""
-    op = _Op(run=find(name), num_rows=rows)
+    op = _Op(run=find(name), num_rows=rows, is_invariant=int(is_invariant()))
     for index, tensor in enumerate(tensors):
         op.data[index] = None if tensor is None else tensor.data_ptr()
     op.ints[: len(ints)] = list(ints)

@@ -126,7 +126,7 @@ def test_options_of_the_model_go_to_its_server() -> None:
     """Every one of them: a new row must be passed on too."""
     launch = Launch(
         device="cpu", kv="fp32", context_tokens=64, exact=True, secret_file="s", sync="int8", layout=Layout(tp=4, pp=2, ep=2),
-        quant="int4", gpu_memory=(7, 9), host_memory=5, disk_folder="d", speculate="ngram",
+        quant="int4", gpu_memory=(7, 9), host_memory=5, disk_folder="d", speculate="ngram", deterministic=True,
     )  # fmt: skip
     assert launch_words(Launch()) == (), "as it comes: nothing is set"
     words = launch_words(launch)

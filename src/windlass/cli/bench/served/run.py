@@ -163,7 +163,7 @@ def launch_words(launch: Launch) -> tuple[str, ...]:
     )
     for flag, value, unset in pairs:
         words += [flag, str(value)] if value != unset else []
-    return (*words, *(["--exact"] if launch.exact else []))
+    return (*words, *(["--exact"] if launch.exact else []), *(["--deterministic"] if launch.deterministic else []))
 
 
 def _limits(options: ServedOptions) -> Limits:

@@ -217,7 +217,7 @@ inline void product_step(const Experts& all) {
             for (int64_t panel = first; panel < std::min(first + PANELS, panels); panel++) {
                 const int64_t column = panel * PANEL_ROWS, count = std::min<int64_t>(PANEL_ROWS, matrix.outputs - column);
                 if (matrix.is_packed()) all.multiply(matrix, matrix.panel(panel), all.x_tile(tile), tile.height, sums);
-                else all.floats(matrix, panel, all.x_rows(tile), all.row_stride(), tile.rows, tile.rows, sums);
+                else all.floats(matrix, panel, all.x_rows(tile), all.row_stride(), tile.rows, rows_met(all.op, tile.rows), sums);
                 const float* bias = all.gate_up_bias ? all.gate_up_bias + tile.expert * matrix.outputs + column : nullptr;
                 for (int row = 0; row < tile.rows; row++) {
                     float* to = all.inner + (tile.first + row) * matrix.outputs + column;
@@ -290,7 +290,7 @@ inline void down_step(const Experts& all) {
             for (int64_t panel = first; panel < last; panel++) {
                 const float* values = all.activated() + tile.first * all.width;
                 if (matrix.is_packed()) all.multiply(matrix, matrix.panel(panel), all.inner_tile(tile), tile.height, sums);
-                else all.floats(matrix, panel, values, all.width, tile.rows, tile.rows, sums);
+                else all.floats(matrix, panel, values, all.width, tile.rows, rows_met(all.op, tile.rows), sums);
                 add_tile(all, tile, panel * PANEL_ROWS, sums);
             }
         }

@@ -103,7 +103,7 @@ void linear(const Op& op, Worker& worker) {
                     const uint8_t* tile = tiles + row / TILE_ROWS * tile_bytes(matrix.inputs, TILE_ROWS);
                     multiply(matrix, matrix.panel(panel), tile, tile_height(count), sums);
                 } else {
-                    floats(matrix, panel, x + row * stride, stride, count, rows, sums);
+                    floats(matrix, panel, x + row * stride, stride, count, rows_met(op, rows), sums);
                 }
                 finish(result, sums, row, count, panel * PANEL_ROWS, outputs);
             }

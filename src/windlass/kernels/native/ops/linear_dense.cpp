@@ -1,6 +1,7 @@
 // Products with weights that are floats in rows: fp32, bf16, fp16, and fp8 with scales. Activations and sums are fp32.
 //
-// One short row: one row of weights at a time, so that memory is read as one stream. Else several rows of weights against several
+// One short row: one row of weights at a time, so that memory is read as one stream, with four sums, or with one where a result must not
+// depend on the number of rows (for 16 lanes as fast where weights come from memory; docs/guides/run.md). Else several rows of weights against several
 // of activations, so that what is loaded is used more than once. Sums are in the lanes of vectors, added up at the end.
 #ifndef WINDLASS_ISA
 #include "panel/panel.h"
@@ -76,20 +77,20 @@ struct Fp8 {
     INLINE F part(int64_t k, int64_t count) const { return at(k); }  // groups are whole vectors
 };
 
-// One row of x with one row of weights; four sums, so that they need not wait for one another.
-template <class Weights> INLINE float stream(const Matrix& matrix, const uint8_t* row, const float* x) {
-    F totals[4] = {};
+// One row of x with one row of weights: four sums, so that they need not wait for one another, or one, which is what blocks make.
+template <class Weights, int CHAINS> INLINE float stream(const Matrix& matrix, const uint8_t* row, const float* x) {
+    F totals[CHAINS] = {};
     const int64_t groups = matrix.kind == Kind::FP8 ? matrix.groups : 1, length = matrix.inputs / groups;
     for (int64_t group = 0; group < groups; group++, x += length) {
         const Weights weights(matrix, row, group);
         int64_t k = 0;
         for (; k + 4 * W <= length; k += 4 * W)
 #pragma GCC unroll 4
-            for (int part = 0; part < 4; part++) totals[part] += weights.at(k + part * W) * load(x + k + part * W);
+            for (int part = 0; part < 4; part++) totals[part % CHAINS] += weights.at(k + part * W) * load(x + k + part * W);
         for (; k + W <= length; k += W) totals[0] += weights.at(k) * load(x + k);
-        if (k < length) totals[1] += weights.part(k, length - k) * load_part(x + k, length - k);
+        if (k < length) totals[1 % CHAINS] += weights.part(k, length - k) * load_part(x + k, length - k);
     }
-    return sum((totals[0] + totals[1]) + (totals[2] + totals[3]));
+    return sum(CHAINS == 1 ? totals[0] : (totals[0] + totals[1]) + (totals[2 % CHAINS] + totals[3 % CHAINS]));
 }
 
 // A row of activations that stays in the nearest cache while weights stream by.
@@ -170,8 +171,9 @@ template <class Weights>
 void multiply_dense(const Matrix& matrix, int64_t panel, const float* x, int64_t stride, int rows, int64_t total_rows, float* sums) {
     const uint8_t* first = matrix.panel(panel);
     const int outputs = int(std::min<int64_t>(PANEL_ROWS, matrix.outputs - panel * PANEL_ROWS));
-    if (total_rows == 1 && matrix.inputs * 4 <= STREAMED_BYTES) {
-        for (int output = 0; output < outputs; output++, first += matrix.row_bytes) sums[output] = stream<Weights>(matrix, first, x);
+    if (rows == 1 && matrix.inputs * 4 <= STREAMED_BYTES) {
+        for (int output = 0; output < outputs; output++, first += matrix.row_bytes)
+            sums[output] = total_rows == 1 ? stream<Weights, 4>(matrix, first, x) : stream<Weights, 1>(matrix, first, x);
         return;
     }
     for (int output = 0; output < outputs; output += BLOCK_OUTPUTS) {

@@ -14,10 +14,12 @@
 // A tile holds rows of activations as int8, with a scale per 32 inputs. Per block of 32, for `height` rows: fp32 scales, corrections
 // (see `Correction`), then 32 codes of each row: what the inner loop broadcasts lies within reach of one pointer.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "ggml/forms.h"
+#include "program/program.h"
 
 namespace windlass {
 
@@ -139,8 +141,11 @@ struct PackedKernels {
 const PackedKernels& packed_kernels();
 
 // The same of up to 12 rows of floats and the 16 outputs of a matrix of floats (ops/linear_dense.cpp). `total_rows`: how many will meet these
-// weights in all. A result depends on whether those are one or more, and on the instruction set.
+// weights in all (see `rows_met`). A result depends on whether those are one or more, and on the instruction set.
 using MultiplyFloats = void (*)(const Matrix& matrix, int64_t panel, const float* x, int64_t stride, int rows, int64_t total_rows, float* sums);
 MultiplyFloats floats_kernel();
+
+// One row alone is multiplied as one of several are, where it must be.
+inline int64_t rows_met(const Op& op, int64_t rows) { return op.is_invariant ? std::max<int64_t>(rows, 2) : rows; }
 
 }  // namespace windlass

@@ -17,6 +17,7 @@ struct Op {
     void* data[16];
     int64_t ints[16];
     float floats[8];
+    int64_t is_invariant;    // whether a row's result must be the same however many rows there are
     int64_t nanoseconds;     // spent, where the run is timed
 
     int64_t rows() const { return counter ? *counter : num_rows; }
