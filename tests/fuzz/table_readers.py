@@ -383,8 +383,8 @@ def _shards(folder: Path) -> dict[str, bytes]:
     """The files of one shard, and the manifest."""
     import numpy as np
 
-    from windlass.train.data.shards import ShardManifest
     from windlass.train.data.prepare.write_shards import TokenShardWriter, write_manifest
+    from windlass.train.data.shards import ShardManifest
 
     out = folder / "shards"
     out.mkdir(exist_ok=True)

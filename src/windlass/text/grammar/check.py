@@ -57,7 +57,7 @@ class _Checker:
     def _keyword(self, key: str, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
         try:
             return KEYWORDS[key](self, expected, value, schema, depth + 1)
-        except (TypeError, KeyError, ValueError, ZeroDivisionError):
+        except (TypeError, LookupError, ValueError, ArithmeticError, AttributeError):
             raise _Unknown from None  # a malformed schema
 
     def resolve(self, reference: str) -> Any:

@@ -59,7 +59,7 @@ def write_outcome(folder: Path, outcome: RunOutcome) -> None:
 def read_outcome(folder: Path) -> RunOutcome | None:
     try:
         return msgspec.json.decode((folder / OUTCOME).read_bytes(), type=RunOutcome)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
