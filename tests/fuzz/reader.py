@@ -23,8 +23,8 @@ class Reader:
     """It runs in a process with limits (text/isolated): time, memory and an end of that process are the limits at work."""
     is_heavy: bool = False
     """Needs torch."""
-    max_message: int = 2000
-    """Characters of a refusal, which is one line."""
+    is_warmed: bool = True
+    """A sound input is read before the first fork, so that what it imports is there; not where reading starts threads."""
 
 
 def put(folder: Path, name: str, data: bytes) -> Path:

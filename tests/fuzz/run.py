@@ -11,6 +11,7 @@ too much memory; the same finding is counted once with its first input.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import mmap
 import os
@@ -83,14 +84,17 @@ def input_of(reader: Reader, name: str, samples: Sequence[Sample], seed: int, nu
 
 
 class Campaign:
-    """One reader and a seed. Batches go on where the last one ended."""
+    """One reader and a seed. Batches go on where the last one ended. `given`: inputs instead of made ones, which need not be sound."""
 
-    def __init__(self, name: str, seed: int, folder: Path) -> None:
-        self.name, self.seed, self.reader = name, seed, READERS[name]
+    def __init__(self, name: str, seed: int, folder: Path, given: Sequence[bytes] = ()) -> None:
+        self.name, self.seed, self.reader, self.given = name, seed, READERS[name], given
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.samples = list(self.reader.samples(self.folder))
         self.next, self.result = 0, Result()
+        if self.reader.is_warmed:
+            with suppress(*self.reader.refusals):
+                self.reader.read(b"".join(self.samples[0]), self.folder)
 
     def run(self, count: int) -> None:
         began, stop = time.monotonic(), self.next + count
@@ -161,11 +165,12 @@ class Campaign:
 
     def one(self, number: int) -> str | None:
         """None: read; empty: refused; else what went wrong."""
-        data = input_of(self.reader, self.name, self.samples, self.seed, number)
+        is_sound = not self.given and number < len(self.samples)
+        data = self.given[number] if self.given else input_of(self.reader, self.name, self.samples, self.seed, number)
         try:
             self.reader.read(data, self.folder)
         except self.reader.refusals as refusal:
-            return "" if number >= len(self.samples) else f"a sound input is refused: {refusal}"
+            return f"a sound input is refused: {refusal}" if is_sound else ""
         except MemoryError as error:
             return "exhausted" if self.reader.may_exhaust else described(error)
         except BaseException as error:  # noqa: BLE001 - exactly these are looked for
@@ -182,6 +187,7 @@ def described(error: BaseException) -> str:
 
 
 def limit_process(quiet: bool) -> None:
+    faulthandler.disable()
     for name in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(name, signal.SIG_DFL)
     pages = int(Path("/proc/self/statm").read_text().split()[0])

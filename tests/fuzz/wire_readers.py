@@ -441,7 +441,7 @@ READERS: dict[str, Reader] = {
                     {"messages": [{"role": "user", "content": "x"}]}, {"tokens": [1, 2]}]),
         read_others, mutate_json, REFUSALS,
     ),  # fmt: skip
-    "server": Reader(_served_samples, read_served, mutate_served, REFUSALS),
+    "server": Reader(_served_samples, read_served, mutate_served, REFUSALS, is_warmed=False),
     "form": Reader(lambda folder: [words(FORM)], read_form),
     "headers": Reader(
         lambda folder: [words(b"localhost:8000\nhttps://a.example\n[::1]:80\nBearer abc\nx-a, x-b\n12.5\n")], read_headers, refusals=REFUSALS
