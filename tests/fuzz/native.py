@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -164,17 +166,19 @@ def _quantize(random: Random, rows: int) -> None:
         quantize.fp8(weight)
 
 
-def inside(seed: int, first: int, stop: int) -> int:
+def inside(seed: int, first: int, stop: int, seconds: float = math.inf) -> int:
     use_sanitized()
     missing = [f"{name}: {build.why_not(name)}" for name in LIBRARIES if build.library(name) is None]
     if missing:
         print(*missing, sep="\n")
         return 3
-    for number in range(first, stop):
+    began, number = time.monotonic(), first
+    while number < stop and time.monotonic() < began + seconds:
         if number % 100 == 0 or stop - first == 1:
             print("number", number, flush=True)
         one(number, seed)
-    print("done", stop - first, flush=True)
+        number += 1
+    print("done", number - first, flush=True)
     return 0
 
 
@@ -184,17 +188,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="only this input")
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many, whatever is left")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     first, stop = (given.first, given.first + given.inputs) if given.number is None else (given.number, given.number + 1)
     if given.inside:
-        return inside(given.seed, first, stop)
+        return inside(given.seed, first, stop, given.seconds)
     if not runtimes():
         print("there is no compiler with sanitizers")
         return 3
     compile_sanitized()
-    done = run_inside(["--seed", str(given.seed), "--first", str(first), "--inputs", str(stop - first)])
-    print(done.stdout[-300:], done.stderr[:6000], sep="\n")
+    done = run_inside(["--seed", str(given.seed), "--first", str(first), "--inputs", str(stop - first), "--seconds", str(given.seconds)])
+    print(*done.stdout.splitlines()[-1:], done.stderr[:6000], sep="\n")
     return done.returncode
 
 
