@@ -26,7 +26,17 @@ if __name__ == "__main__":
 from windlass.kernels import build
 
 LIBRARIES = ("native", "quantize")
-SANITIZED = ("-O1", "-g1", "-std=c++17", "-fPIC", "-pthread", "-w", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")  # fmt: skip
+SANITIZED = (
+    "-O1",
+    "-g1",
+    "-std=c++17",
+    "-fPIC",
+    "-pthread",
+    "-w",
+    "-fno-omit-frame-pointer",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+)
 RUNTIMES = ("libasan.so", "libubsan.so")
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 EXTREMES = (b"\0", b"\xff", b"\x7f", b"\x80", b"\x7f\x80", b"\xff\x80", b"\x7c\x00", b"\xfc\x00", b"\x00\x01", b"\x7f\xff")
@@ -198,7 +208,9 @@ def main() -> int:
         print("there is no compiler with sanitizers")
         return 3
     compile_sanitized()
-    done = run_inside(["--seed", str(given.seed), "--first", str(first), "--inputs", str(stop - first), "--seconds", str(given.seconds)])
+    done = run_inside(
+        ["--seed", str(given.seed), "--first", str(first), "--inputs", str(stop - first), "--seconds", str(given.seconds)]
+    )
     print(*done.stdout.splitlines()[-1:], done.stderr[:6000], sep="\n")
     return done.returncode
 

@@ -218,7 +218,9 @@ def scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
-def run(names: Sequence[str], seed: int, inputs: int | None, seconds: float | None, report: Path | None = None) -> dict[str, Result]:
+def run(
+    names: Sequence[str], seed: int, inputs: int | None, seconds: float | None, report: Path | None = None
+) -> dict[str, Result]:
     """All readers in turn, a batch each, until every one has had its share of the inputs or the time is over."""
     _one_thread()
     with scratch() as folder:
@@ -248,7 +250,9 @@ def table(results: dict[str, Result]) -> str:
     lines = [f"{'reader':24} {'inputs':>9} {'read':>8} {'refused':>8} {'ended':>6} {'a second':>8} {'findings':>8}"]
     for name, one in results.items():
         speed = one.inputs / one.seconds if one.seconds else 0.0
-        lines.append(f"{name:24} {one.inputs:9,} {one.accepted:8,} {one.refused:8,} {one.ended:6,} {speed:8,.0f} {len(one.findings):8}")
+        lines.append(
+            f"{name:24} {one.inputs:9,} {one.accepted:8,} {one.refused:8,} {one.ended:6,} {speed:8,.0f} {len(one.findings):8}"
+        )
     lines.append(f"{'all':24} {sum(one.inputs for one in results.values()):9,}")
     return "\n".join([*lines, *(str(found) for one in results.values() for found in one.findings.values())]) + "\n"
 

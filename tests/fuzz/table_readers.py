@@ -56,7 +56,14 @@ tflops = { bf16 = 180 }
 link = "63GB"
 kind = "cuda"
 """
-HARDWARE = ("8xH100-80GB", "2x(8xH100-80GB)+1x(4xRTX-4090)@100Gb", "cpu:16", "4xH200@400Gb,2us", "RTX-4090,ram=64GB,disk=7GB/s", "2x(cpu:8,ram=32GB)@1Gb")
+HARDWARE = (
+    "8xH100-80GB",
+    "2x(8xH100-80GB)+1x(4xRTX-4090)@100Gb",
+    "cpu:16",
+    "4xH200@400Gb,2us",
+    "RTX-4090,ram=64GB,disk=7GB/s",
+    "2x(cpu:8,ram=32GB)@1Gb",
+)
 
 
 def read_cluster(data: bytes, folder: Path) -> None:
@@ -83,7 +90,10 @@ def read_words(data: bytes, folder: Path) -> None:
             read(text)
 
 
-HOSTS = "# machines\n10.0.0.7\nada@box2  port=9999 python=/opt/bin/python\nbox3 address=192.168.4.3 interface=eth1 cache='/data/x y'\nnode001 slots=8\n"
+HOSTS = (
+    "# machines\n10.0.0.7\nada@box2  port=9999 python=/opt/bin/python\n"
+    "box3 address=192.168.4.3 interface=eth1 cache='/data/x y'\nnode001 slots=8\n"
+)
 
 
 def read_hostfile(data: bytes, folder: Path) -> None:
@@ -174,7 +184,10 @@ def read_metrics(data: bytes, folder: Path) -> None:
     list(read(data.decode("utf-8", "replace")))
 
 
-QSTAT = "Job Id: 7.server\n    Job_Name = x\n    job_state = R\n    exec_host = n1/0*8+n2/0*8\n    comment = Not Running: too\n\tlong\n    Exit_status = 1\n"
+QSTAT = (
+    "Job Id: 7.server\n    Job_Name = x\n    job_state = R\n    exec_host = n1/0*8+n2/0*8\n"
+    "    comment = Not Running: too\n\tlong\n    Exit_status = 1\n"
+)
 SQUEUE = "7|RUNNING|n[1-2]|2026-01-01T00:00:00|None\n8|PENDING||N/A|(QOSMaxJobs)\nCANCELLED by 0|0:15\n"
 
 
@@ -202,7 +215,13 @@ def _plans(folder: Path) -> list[Sample]:
     known = find("Qwen3-8B")
     assert known is not None
     spec = spec_of(known)
-    return [(encode_plan(make_plan(PlanRequest(spec=spec, rules=rules(spec), hardware=parse_hardware("1xH100-80GB"), context_tokens=4096))),)]
+    return [
+        (
+            encode_plan(
+                make_plan(PlanRequest(spec=spec, rules=rules(spec), hardware=parse_hardware("1xH100-80GB"), context_tokens=4096))
+            ),
+        )
+    ]
 
 
 def read_plan(data: bytes, folder: Path) -> None:
@@ -294,8 +313,20 @@ def read_csv(data: bytes, folder: Path) -> None:
     read_file(put(folder, "answers.csv", data))
 
 
-ROWS = [{"question": "q", "answer": "1 <<1+1=2>> #### 2", "task_id": "t/1", "test": "def check(f): pass", "entry_point": "f", "prompt": "p", "text": "t",
-         "test_list": ["assert f()"], "test_imports": ["import re"], "code": "x"}]  # fmt: skip
+ROWS = [
+    {
+        "question": "q",
+        "answer": "1 <<1+1=2>> #### 2",
+        "task_id": "t/1",
+        "test": "def check(f): pass",
+        "entry_point": "f",
+        "prompt": "p",
+        "text": "t",
+        "test_list": ["assert f()"],
+        "test_imports": ["import re"],
+        "code": "x",
+    }
+]
 
 
 def read_rows(data: bytes, folder: Path) -> None:
@@ -349,7 +380,10 @@ def _tier_samples(folder: Path) -> list[Sample]:
     from windlass.offload.tiers.file import HEAD, MAGIC
 
     block = bytes(4096)
-    index = {"key": "k", "entries": {"layers.0": {"offset": 4096, "block_bytes": 4096, "checksums": [zlib.crc32(block)], "forms": []}}}
+    index = {
+        "key": "k",
+        "entries": {"layers.0": {"offset": 4096, "block_bytes": 4096, "checksums": [zlib.crc32(block)], "forms": []}},
+    }
     text = json.dumps(index).encode()
     head = HEAD.pack(MAGIC, 8192, len(text), zlib.crc32(text))
     return [(head[:16], head[16:24], head[24:32], head[32:], bytes(4096 - len(head)), block, text)]
@@ -467,7 +501,12 @@ def _parquet_samples(folder: Path) -> list[Sample]:
 
 
 def _text_samples(folder: Path) -> list[Sample]:
-    return [("one\ntwo é\n".encode(),), (b"\xff\xfe" + "utf-16 é\n".encode("utf-16-le"),), (b"\xef\xbb\xbfx\r\n",), (gzip.compress(b"x"),)]
+    return [
+        ("one\ntwo é\n".encode(),),
+        (b"\xff\xfe" + "utf-16 é\n".encode("utf-16-le"),),
+        (b"\xef\xbb\xbfx\r\n",),
+        (gzip.compress(b"x"),),
+    ]
 
 
 READERS: dict[str, Reader] = {
@@ -486,7 +525,9 @@ READERS: dict[str, Reader] = {
     "router": Reader(lambda folder: [(json.dumps(_router()).encode(),)], read_router, mutate_json),
     "answers": Reader(_answer_samples, read_answers, mutate_lines),
     "answers-csv": Reader(texts('prompt,small,large,group\n"a ""b""",1,0,g\nx,true,0.5,h\n'), read_csv, mutate_text),
-    "test-rows": Reader(lambda folder: [(json.dumps(ROWS).encode(),), (json.dumps(ROWS[0]).encode() + b"\n",)], read_rows, mutate_json),
+    "test-rows": Reader(
+        lambda folder: [(json.dumps(ROWS).encode(),), (json.dumps(ROWS[0]).encode() + b"\n",)], read_rows, mutate_json
+    ),
     "history": Reader(_history_samples, read_history),
     "journal": Reader(_journal_samples, read_journal, mutate_lines),
     "tier-file": Reader(_tier_samples, read_tier, mutate_tier),
@@ -495,7 +536,9 @@ READERS: dict[str, Reader] = {
     "shard-learned": _shard_reader("one.learned.bin"),
     "shard-tokens": _shard_reader("one.tokens.bin"),
     "json-lines": Reader(_line_samples, _documents("a.jsonl", "jsonl"), mutate_lines),
-    "json-lines-gzip": Reader(lambda folder: [(gzip.compress(b"".join(_line_samples(folder)[0])),)], _documents("a.jsonl.gz", "jsonl")),
+    "json-lines-gzip": Reader(
+        lambda folder: [(gzip.compress(b"".join(_line_samples(folder)[0])),)], _documents("a.jsonl.gz", "jsonl")
+    ),
     "plain-text": Reader(_text_samples, _documents("a.txt", "text")),
     "parquet": Reader(_parquet_samples, read_parquet),
 }

@@ -69,7 +69,10 @@ FOUND: list[tuple[str, bytes]] = [
     ("checkpoint-contents", b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff."),
     ("schema-answer", b'[{"a": 1}, {"properties": {"a": {"$ref": []}}}]'),
     ("schema-answer", b'[{"a": 1}, {"properties": []}]'),
-    ("event-stream", b'data: {"choices": [{"text": "a", "logprobs": {"tokens": ["a"], "token_logprobs": [], "text_offset": []}}]}\n\n'),
+    (
+        "event-stream",
+        b'data: {"choices": [{"text": "a", "logprobs": {"tokens": ["a"], "token_logprobs": [], "text_offset": []}}]}\n\n',
+    ),
     ("server-lists", b"windlass_engine_steps_total 1e+\n"),
     ("task-file", b"a = " + NESTED),
     ("recipe", b"a = " + NESTED),

@@ -166,13 +166,18 @@ def read_template(data: bytes, folder: Path) -> None:
 def _grammar_samples(folder: Path) -> list[Sample]:
     schema = {
         "$defs": {"node": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}},
-        "type": "object", "required": ["a", "n"], "additionalProperties": False,
+        "type": "object",
+        "required": ["a", "n"],
+        "additionalProperties": False,
         "properties": {
-            "a": {"type": "string", "pattern": "^[a-z]{1,8}$", "maxLength": 8}, "n": {"$ref": "#/$defs/node"},
+            "a": {"type": "string", "pattern": "^[a-z]{1,8}$", "maxLength": 8},
+            "n": {"$ref": "#/$defs/node"},
             "b": {"type": "array", "items": {"type": "number", "minimum": 0, "multipleOf": 0.5}, "minItems": 1, "maxItems": 4},
-            "c": {"enum": ["x", 1, None]}, "d": {"oneOf": [{"const": 1}, {"type": "string", "format": "date-time"}]}, "e": {"type": ["integer", "null"]},
+            "c": {"enum": ["x", 1, None]},
+            "d": {"oneOf": [{"const": 1}, {"type": "string", "format": "date-time"}]},
+            "e": {"type": ["integer", "null"]},
         },
-    }  # fmt: skip
+    }
     lark = 'start: item ("," item)*\nitem: /[a-z]+/ | "(" start ")" | NUMBER\nNUMBER: /[0-9]{1,3}/\n'
     gbnf = 'root ::= "a" item* | [^x-z]+\nitem ::= "b"{2,5} (root | "\\x41")?\n'
     kinds = [
@@ -216,8 +221,15 @@ def read_grammar(data: bytes, folder: Path) -> None:
 
 
 def _answer_samples(folder: Path) -> list[Sample]:
-    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}, "b": {"items": {"enum": [1, 2]}}}, "$defs": {"x": {"type": "integer", "minimum": 3}}}
-    return [as_json([{"a": 4, "b": [1, 2]}, schema]), as_json([{"a": "x"}, {"anyOf": [{"required": ["a"]}, False], "maxProperties": 2, "not": {"const": 3}}])]  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/x"}, "b": {"items": {"enum": [1, 2]}}},
+        "$defs": {"x": {"type": "integer", "minimum": 3}},
+    }
+    return [
+        as_json([{"a": 4, "b": [1, 2]}, schema]),
+        as_json([{"a": "x"}, {"anyOf": [{"required": ["a"]}, False], "maxProperties": 2, "not": {"const": 3}}]),
+    ]
 
 
 def read_answer(data: bytes, folder: Path) -> None:
@@ -244,13 +256,13 @@ TOOLS = [
 ANSWERS = (
     '<think>\nhm</think>\n\nSure.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}\n</tool_call> done',
     "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>",
-    "<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=any>\n{\"a\": [1]}\n</parameter>\n</function>\n</tool_call>",
+    '<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=any>\n{"a": [1]}\n</parameter>\n</function>\n</tool_call>',
     '[THINK]x[/THINK][TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "\\u00e9"}, "id": "abcdefghi"}]',
     '[TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Oslo"}[TOOL_CALLS]odd[ARGS]{}',
     '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Oslo", "x": {"y": [1, "}"]}}}',
-    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{\"city\": 1}<|call|>"
+    '<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city": 1}<|call|>'
     "<|start|>assistant<|channel|>final<|message|>hi<|return|>",
-)  # fmt: skip
+)
 
 
 def read_answer_text(data: bytes, folder: Path) -> None:
@@ -279,7 +291,9 @@ READERS: dict[str, Reader] = {
     "gguf-vocabulary": Reader(_gguf_vocabulary_samples, read_gguf_vocabulary, mutate_json),
     "dllama-tokenizer": Reader(_dllama_tokenizer_samples, read_dllama_tokenizer),
     "tokenizer-converted": Reader(lambda folder: [as_json(made.tokenizer_json())], read_for_conversion, mutate_json),
-    "chat-template": Reader(lambda folder: [(text.encode(),) for text in TEMPLATES], read_template, mutate_text, may_exhaust=True),
+    "chat-template": Reader(
+        lambda folder: [(text.encode(),) for text in TEMPLATES], read_template, mutate_text, may_exhaust=True
+    ),
     "grammar": Reader(_grammar_samples, read_grammar, mutate_constraint, may_exhaust=True),
     "schema-answer": Reader(_answer_samples, read_answer, mutate_json),
     "tool-calls": Reader(lambda folder: [(text.encode(),) for text in ANSWERS], read_answer_text, mutate_text),

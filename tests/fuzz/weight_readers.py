@@ -89,7 +89,8 @@ def _with_type(header: bytes, number: int) -> bytes:
 def _safetensors_samples(folder: Path) -> list[Sample]:
     model = made.write_model(folder / "st")
     odd = made.safetensors_bytes(
-        {"a": ("F32", [2, 2], bytes(16)), "b": ("I8", [5], bytes(5)), "c": ("F8_E4M3", [0, 3], b""), "d": ("BOOL", [], b"\1")}, {"format": "pt"}
+        {"a": ("F32", [2, 2], bytes(16)), "b": ("I8", [5], bytes(5)), "c": ("F8_E4M3", [0, 3], b""), "d": ("BOOL", [], b"\1")},
+        {"format": "pt"},
     )
     return [made.cut_safetensors((model / "model.safetensors").read_bytes()), made.cut_safetensors(odd)]
 
@@ -210,7 +211,9 @@ READERS: dict[str, Reader] = {
     "torch-bin": Reader(_torch_samples, read_torch, is_heavy=True),
     "checkpoint-contents": Reader(_contents_samples, read_contents, is_heavy=True),
     "dllama-model": Reader(_dllama_samples, read_dllama, is_heavy=True),
-    "adapter-config": Reader(lambda folder: [(_adapter(folder)[0],)], _read_adapter("adapter_config.json"), mutate_json, is_heavy=True),
+    "adapter-config": Reader(
+        lambda folder: [(_adapter(folder)[0],)], _read_adapter("adapter_config.json"), mutate_json, is_heavy=True
+    ),
     "adapter-weights": Reader(
         lambda folder: [made.cut_safetensors(_adapter(folder)[1])],
         _read_adapter("adapter_model.safetensors"),

@@ -42,9 +42,17 @@ CHAT: dict[str, Any] = COMMON | {
 CHATS = [
     CHAT,
     {"messages": [{"role": "user", "content": "x"}], "structured_outputs": {"regex": "a+"}, "max_completion_tokens": 3},
-    {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+    },
 ]
-COMPLETIONS = [COMMON | {"prompt": "x", "echo": True, "logprobs": 2}, {"prompt": [[1, 2], [3]]}, {"prompt": ["a", "b"], "suffix": None}]
+COMPLETIONS = [
+    COMMON | {"prompt": "x", "echo": True, "logprobs": 2},
+    {"prompt": [[1, 2], [3]]},
+    {"prompt": ["a", "b"], "suffix": None},
+]
 RESPONSES = [
     {"model": "m", "input": "hi", "instructions": "i", "max_output_tokens": 5, "temperature": 1, "store": False, "stream": True,
      "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}], "tool_choice": "auto",
@@ -55,12 +63,32 @@ RESPONSES = [
                {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "x"}]}]},
 ]  # fmt: skip
 MESSAGES = [
-    {"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "s"}], "stop_sequences": ["x"], "stream": True, "metadata": {"user_id": "u"},
-     "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
-                  {"type": "thinking", "thinking": "hm", "signature": "s"}]},
-                  {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "1"}]}]}],
-     "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}, "thinking": {"type": "enabled", "budget_tokens": 5}},
-]  # fmt: skip
+    {
+        "model": "m",
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "s"}],
+        "stop_sequences": ["x"],
+        "stream": True,
+        "metadata": {"user_id": "u"},
+        "messages": [
+            {"role": "user", "content": "x"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "1"}]}],
+            },
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "any"},
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+    },
+]
 OLLAMA = [
     {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": False, "format": {"type": "object"}, "think": True,
      "options": {"num_predict": 5, "temperature": 0.1, "stop": ["x"], "num_ctx": 512}, "keep_alive": "5m", "tools": [TOOL]},
@@ -142,11 +170,29 @@ def read_others(data: bytes, folder: Path) -> None:
             decode(data, kind)
 
 
-SERVED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/v1/embeddings", "/tokenize", "/v1/batches")
+SERVED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/v1/embeddings",
+    "/tokenize",
+    "/v1/batches",
+)
 
 
 def _served_samples(folder: Path) -> list[Sample]:
-    bodies = [CHAT, COMPLETIONS[0], RESPONSES[0], MESSAGES[0], OLLAMA[0], {"input": ["x"]}, {"prompt": "x"}, {"input_file_id": "f", "endpoint": SERVED[0]}]
+    bodies = [
+        CHAT,
+        COMPLETIONS[0],
+        RESPONSES[0],
+        MESSAGES[0],
+        OLLAMA[0],
+        {"input": ["x"]},
+        {"prompt": "x"},
+        {"input_file_id": "f", "endpoint": SERVED[0]},
+    ]
     return [(json.dumps({"path": path, "body": body | ({"stream": False} if "stream" in body else {})}).encode(),)
             for path, body in zip(SERVED, bodies, strict=True)]  # fmt: skip
 
@@ -203,9 +249,19 @@ async def _ask(path: str, body: bytes) -> None:
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http", "path": path, "raw_path": path.encode(),
-        "query_string": b"", "root_path": "", "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
     await _PARTS["app"](scope, receive, send)
     assert statuses and statuses[0] not in (500, 502), statuses
 
@@ -255,10 +311,35 @@ def read_batch(data: bytes, folder: Path) -> None:
 
 # --- answers of other servers
 
-CHUNK = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {
-    "role": "assistant", "content": "a", "reasoning_content": "r", "tool_calls": [{"index": 0, "id": "c", "type": "function",
-    "function": {"name": "f", "arguments": "{"}}]}, "finish_reason": None, "token_ids": [5],
-    "logprobs": {"content": [{"token": "a", "logprob": -0.1, "bytes": [97], "top_logprobs": [{"token": "b", "logprob": -2.0, "bytes": [98]}]}]}}]}  # fmt: skip
+CHUNK = {
+    "id": "x",
+    "object": "chat.completion.chunk",
+    "created": 1,
+    "model": "m",
+    "choices": [
+        {
+            "index": 0,
+            "delta": {
+                "role": "assistant",
+                "content": "a",
+                "reasoning_content": "r",
+                "tool_calls": [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{"}}],
+            },
+            "finish_reason": None,
+            "token_ids": [5],
+            "logprobs": {
+                "content": [
+                    {
+                        "token": "a",
+                        "logprob": -0.1,
+                        "bytes": [97],
+                        "top_logprobs": [{"token": "b", "logprob": -2.0, "bytes": [98]}],
+                    }
+                ]
+            },
+        }
+    ],
+}
 LAST = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}], "usage": {
     "prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1}}}  # fmt: skip
 TEXT = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop", "logprobs": {"tokens": ["a"], "token_logprobs": [-0.5], "text_offset": [0],
@@ -303,9 +384,17 @@ def read_error_body(data: bytes, folder: Path) -> None:
 
 
 ERRORS = [
-    {"error": {"message": "m", "type": "t", "param": "p", "code": 3}}, {"message": "m"}, {"detail": [{"loc": ["body", 0], "msg": "x"}]}, {"error": "text"},
-]  # fmt: skip
-STATUS = {"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "x", "max_model_len": 4096, "root": "/x", "permission": []}]}
+    {"error": {"message": "m", "type": "t", "param": "p", "code": 3}},
+    {"message": "m"},
+    {"detail": [{"loc": ["body", 0], "msg": "x"}]},
+    {"error": "text"},
+]
+STATUS = {
+    "object": "list",
+    "data": [
+        {"id": "m", "object": "model", "created": 1, "owned_by": "x", "max_model_len": 4096, "root": "/x", "permission": []}
+    ],
+}
 
 
 def read_server_lists(data: bytes, folder: Path) -> None:
@@ -357,8 +446,22 @@ def _plain_value(kind: Any) -> Any:
     values: list[Any] = []
     for one in msgspec.structs.fields(kind):
         text = str(one.type)
-        values.append("x" if "str" in text else b"x" if "bytes" in text else [] if "list" in text or "tuple" in text else {} if "dict" in text else 1)
-    return values if kind.__struct_config__.array_like else dict(zip((one.encode_name for one in msgspec.structs.fields(kind)), values, strict=True))
+        values.append(
+            "x"
+            if "str" in text
+            else b"x"
+            if "bytes" in text
+            else []
+            if "list" in text or "tuple" in text
+            else {}
+            if "dict" in text
+            else 1
+        )
+    return (
+        values
+        if kind.__struct_config__.array_like
+        else dict(zip((one.encode_name for one in msgspec.structs.fields(kind)), values, strict=True))
+    )
 
 
 def read_fleet(data: bytes, folder: Path) -> None:
@@ -437,14 +540,24 @@ READERS: dict[str, Reader] = {
     "messages-request": Reader(samples_of(MESSAGES), read_messages, mutate_json, REFUSALS),
     "ollama-request": Reader(samples_of(OLLAMA), read_ollama, mutate_json, REFUSALS),
     "small-requests": Reader(
-        samples_of([{"input": ["a", [1]], "model": "m", "encoding_format": "base64", "dimensions": 3}, {"query": "a", "documents": ["b"], "top_n": 1},
-                    {"messages": [{"role": "user", "content": "x"}]}, {"tokens": [1, 2]}]),
-        read_others, mutate_json, REFUSALS,
-    ),  # fmt: skip
+        samples_of(
+            [
+                {"input": ["a", [1]], "model": "m", "encoding_format": "base64", "dimensions": 3},
+                {"query": "a", "documents": ["b"], "top_n": 1},
+                {"messages": [{"role": "user", "content": "x"}]},
+                {"tokens": [1, 2]},
+            ]
+        ),
+        read_others,
+        mutate_json,
+        REFUSALS,
+    ),
     "server": Reader(_served_samples, read_served, mutate_served, REFUSALS, is_warmed=False),
     "form": Reader(lambda folder: [words(FORM)], read_form),
     "headers": Reader(
-        lambda folder: [words(b"localhost:8000\nhttps://a.example\n[::1]:80\nBearer abc\nx-a, x-b\n12.5\n")], read_headers, refusals=REFUSALS
+        lambda folder: [words(b"localhost:8000\nhttps://a.example\n[::1]:80\nBearer abc\nx-a, x-b\n12.5\n")],
+        read_headers,
+        refusals=REFUSALS,
     ),
     "batch-file": Reader(_batch_samples, read_batch, mutate_lines, (*REFUSALS, ValueError)),
     "event-stream": Reader(_stream_samples, read_stream, mutate_stream, REFUSALS),

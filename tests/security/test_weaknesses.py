@@ -76,12 +76,25 @@ def complaints(text: str, name: str) -> list[str]:
     return found
 
 
-BAD_OPTIONS = {("shell", "True"), ("trust_remote_code", "True"), ("allow_pickle", "True"), ("verify", "False"), ("weights_only", "False")}
+BAD_OPTIONS = {
+    ("shell", "True"),
+    ("trust_remote_code", "True"),
+    ("allow_pickle", "True"),
+    ("verify", "False"),
+    ("weights_only", "False"),
+}
 
 
 @pytest.mark.parametrize(
     "text",
-    ["pickle.loads(x)", "torch.load(f)", "torch.load(f, weights_only=False)", "subprocess.run(x, shell=True)", "eval(x)", "a.extractall()"],
+    [
+        "pickle.loads(x)",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "subprocess.run(x, shell=True)",
+        "eval(x)",
+        "a.extractall()",
+    ],
 )
 def test_the_search_finds_what_it_looks_for(text: str) -> None:
     assert complaints(text, "x.py")
@@ -106,7 +119,11 @@ def with_code(tmp_path: Path) -> Path:
         (tmp_path / f"{name}.py").write_text(ran)
     for name, own in (("config.json", "AutoConfig"), ("tokenizer_config.json", "AutoTokenizer")):
         values = json.loads((tmp_path / name).read_text())
-        values["auto_map"] = {own: "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X", "AutoTokenizer": ["tokenization_x.X", None]}
+        values["auto_map"] = {
+            own: "configuration_x.X",
+            "AutoModelForCausalLM": "modeling_x.X",
+            "AutoTokenizer": ["tokenization_x.X", None],
+        }
         (tmp_path / name).write_text(json.dumps(values))
     return tmp_path
 
@@ -121,14 +138,21 @@ def test_code_that_comes_with_a_model_is_not_run(with_code: Path) -> None:
     assert not (with_code / "ran").exists()
 
 
-VLLM_PLANS = (("GLM-4.5-Air", "1xH200"), ("GLM-4.6", "2x(8xH100-80GB)@400Gb"), ("Qwen3-8B", "1x(cpu:16,ram=64GB)"), ("Kimi-K2", "8xH200"))
+VLLM_PLANS = (
+    ("GLM-4.5-Air", "1xH200"),
+    ("GLM-4.6", "2x(8xH100-80GB)@400Gb"),
+    ("Qwen3-8B", "1x(cpu:16,ram=64GB)"),
+    ("Kimi-K2", "8xH200"),
+)
 DANGEROUS = (
     "--trust-remote-code", "--trust-request-chat-template", "--enable-prompt-embeds", "--allowed-local-media-path", "--allowed-media-domains",
     "--enable-lora", "--enable-ssl-refresh", "--logits-processors", "--middleware", "--tool-parser-plugin", "--allow-credentials",
     "--tokenizer-revision", "--hf-overrides", "--hf-token", "--worker-extension-cls",
 )  # fmt: skip
 """Flags of vLLM that run others' code, read local files, fetch media or open routes."""
-DANGEROUS_VARIABLES = re.compile("VLLM_(ALLOW_INSECURE_SERIALIZATION|SERVER_DEV_MODE|ALLOW_RUNTIME_LORA_UPDATING|PLUGINS|TORCH_PROFILER_DIR)")
+DANGEROUS_VARIABLES = re.compile(
+    "VLLM_(ALLOW_INSECURE_SERIALIZATION|SERVER_DEV_MODE|ALLOW_RUNTIME_LORA_UPDATING|PLUGINS|TORCH_PROFILER_DIR)"
+)
 
 
 def plan_of(name: str, hardware: str) -> Plan:
@@ -136,12 +160,16 @@ def plan_of(name: str, hardware: str) -> Plan:
     if known is None:
         pytest.skip(f"{name} is not in the registry")
     spec = spec_of(known)
-    return make_plan(PlanRequest(spec=spec, rules=rules(spec), hardware=parse_hardware(hardware), context_tokens=4096, engine="vllm"))
+    return make_plan(
+        PlanRequest(spec=spec, rules=rules(spec), hardware=parse_hardware(hardware), context_tokens=4096, engine="vllm")
+    )
 
 
 def commands(name: str, hardware: str, *extra: str) -> tuple[Command, ...]:
     options = VllmOptions(python="python", api_key="secret", master_address="10.0.0.1", cpus=(0, 1), extra=extra)
-    model = ServedModel(path="/models/x", name="x", stored="bf16", chat_template="{% if tools %}<tool_call>{{ name }}<arg_key>{% endif %}")
+    model = ServedModel(
+        path="/models/x", name="x", stored="bf16", chat_template="{% if tools %}<tool_call>{{ name }}<arg_key>{% endif %}"
+    )
     return render_nodes(plan_of(name, hardware), model, options)
 
 
@@ -219,7 +247,10 @@ def test_templates_do_not_leave_their_sandbox(template: str) -> None:
 def test_a_request_brings_no_template() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "chat_template": "{{ 7 * 7 }}"}
     assert posted("/v1/chat/completions", body).status_code == 400
-    kwargs = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"chat_template": "{{ 7 * 7 }}", "tokenize": True}}
+    kwargs = {
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": {"chat_template": "{{ 7 * 7 }}", "tokenize": True},
+    }
     assert posted("/v1/chat/completions", kwargs).status_code == 400
 
 
@@ -227,11 +258,28 @@ def test_a_request_brings_no_template() -> None:
 
 HUGE, TEXT = 2**63, [{"role": "user", "content": "x"}]
 NUMBERS: list[dict[str, Any]] = [
-    *({field: value} for field in ("max_tokens", "min_tokens", "n", "top_logprobs", "top_k", "seed", "priority") for value in (-(2**63), HUGE, 2**70)),
-    {"n": 10_000}, {"logit_bias": {str(HUGE): 1}}, {"logit_bias": {"-1": 1}}, {"logit_bias": {"1": 1e308}}, {"stop_token_ids": [HUGE]},
-    {"stop_token_ids": [-1]}, {"temperature": -1}, {"temperature": 1e308}, {"top_p": 1e-320}, {"repetition_penalty": 0}, {"repetition_penalty": 1e300},
-    {"stop": ["x"] * 10_000}, {"stop": "x" * 100_000}, {"presence_penalty": 1e9}, {"timeout": -1}, {"logprobs": True, "top_logprobs": 1_000_000},
-]  # fmt: skip
+    *(
+        {field: value}
+        for field in ("max_tokens", "min_tokens", "n", "top_logprobs", "top_k", "seed", "priority")
+        for value in (-(2**63), HUGE, 2**70)
+    ),
+    {"n": 10_000},
+    {"logit_bias": {str(HUGE): 1}},
+    {"logit_bias": {"-1": 1}},
+    {"logit_bias": {"1": 1e308}},
+    {"stop_token_ids": [HUGE]},
+    {"stop_token_ids": [-1]},
+    {"temperature": -1},
+    {"temperature": 1e308},
+    {"top_p": 1e-320},
+    {"repetition_penalty": 0},
+    {"repetition_penalty": 1e300},
+    {"stop": ["x"] * 10_000},
+    {"stop": "x" * 100_000},
+    {"presence_penalty": 1e9},
+    {"timeout": -1},
+    {"logprobs": True, "top_logprobs": 1_000_000},
+]
 
 
 @pytest.mark.parametrize("change", NUMBERS, ids=[json.dumps(one)[:40] for one in NUMBERS])
@@ -254,12 +302,21 @@ def listener() -> Generator[socket.socket]:
 @pytest.mark.parametrize("api", ["chat", "responses", "messages", "ollama", "file", "data"])
 def test_no_address_in_a_request_is_opened(api: str, listener: socket.socket) -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/x.png"
-    part = {"type": "image_url", "image_url": {"url": {"file": "file:///etc/passwd", "data": "data:image/png;base64,AAAA"}.get(api, url)}}
+    part = {
+        "type": "image_url",
+        "image_url": {"url": {"file": "file:///etc/passwd", "data": "data:image/png;base64,AAAA"}.get(api, url)},
+    }
     path, body = {
         "responses": ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]}),
-        "messages": ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": url}}]}]}),
+        "messages": (
+            "/v1/messages",
+            {
+                "max_tokens": 2,
+                "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": url}}]}],
+            },
+        ),
         "ollama": ("/api/chat", {"model": "fake", "messages": [{"role": "user", "content": "x", "images": [url]}]}),
-    }.get(api, ("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]}))  # fmt: skip
+    }.get(api, ("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]}))
     client = FakeClient()
     assert posted(path, body, client).status_code in (400, 404)
     assert client.requests == []
@@ -299,7 +356,13 @@ def test_everything_listens_to_this_machine_alone() -> None:
 
 def test_secrets_are_compared_in_constant_time() -> None:
     """Wherever a key, a tag or a proof that came from outside is looked at."""
-    for name in ("serve/http/api_keys.py", "observe/http.py", "fleet/protocol/channel.py", "fleet/protocol/handshake.py", "parallel/mesh.py"):
+    for name in (
+        "serve/http/api_keys.py",
+        "observe/http.py",
+        "fleet/protocol/channel.py",
+        "fleet/protocol/handshake.py",
+        "parallel/mesh.py",
+    ):
         assert "hmac.compare_digest" in (SOURCE / name).read_text(), name
 
 
@@ -328,5 +391,3 @@ def test_no_version_with_a_known_hole_is_allowed_or_installed(package: str) -> N
         assert numbers(version(package)) >= numbers(FIXED[package])
     except PackageNotFoundError:
         pytest.skip(f"{package} is not installed")
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,6 @@ pytest.importorskip("jinja2")
 
 from subprocesses import children, kill, until_gone
 from waiting import HUNG_SECONDS, until
-
 from windlass.core.client import Broken, Slowed
 from windlass.errors import BadInput
 from windlass.text.isolated import pool as pools
