@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.layout import Layout
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import Placement

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.hardware.measured import MeasuredLimits, MeasuredRun
 from windlass.core.model import Frozen
 from windlass.machine.folders import cache_dir

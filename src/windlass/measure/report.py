@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.tiers.stats import TierStats
 from windlass.errors import BadInput

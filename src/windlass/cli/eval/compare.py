@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadInput
 from windlass.evaluate.report.compare import Comparison, compare
 from windlass.evaluate.run.records import Record

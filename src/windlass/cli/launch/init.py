@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error, UnknownName
 from windlass.launch.init import (

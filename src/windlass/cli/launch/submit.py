@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windlass.cli.launch.refuse import QUEUES, TAKEN_BY, refuse_others_kinds
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error, UnknownName
 from windlass.launch.job import Job, Rendered, Scheduler, Settings, as_name, kind_of

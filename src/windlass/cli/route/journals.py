@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from windlass.cli.eval.compare import read_journal
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadInput
 from windlass.evaluate.run.items import prepare
 from windlass.evaluate.run.records import Record

@@ -13,7 +13,7 @@ from windlass.cli.run.answer import Interrupted, TimedAnswer, answer, summary
 from windlass.cli.run.options import ChatSettings
 from windlass.cli.run.screen import Screen
 from windlass.core.client import SyncClient
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.request import Info, Request, Usage
 from windlass.errors import BadInput, Error, UnknownName

@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.recipe.sections import (
     AssumeSection,

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from windlass.core.client import Unavailable
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import BadFrame
 from windlass.engine.protocol import Command, MessageReader, Report, encode_frame

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.request import Info
 from windlass.errors import Error
 from windlass.evaluate.run.ask import ENGINE_TOP, OTHER_TOP, SERVER_TOP

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadCheckpoint, DoesNotFit
 from windlass.formats.disk.atomic import write_errors
 from windlass.machine.system import this_system

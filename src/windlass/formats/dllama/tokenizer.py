@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint, BadInput
 

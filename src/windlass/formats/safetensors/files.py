@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadCheckpoint, BadInput
 from windlass.formats.safetensors.header import MAX_HEADER_BYTES, repeated_key
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.metrics import node, serving
 from windlass.errors import BadInput
 from windlass.observe.energy.report import EnergyReport, counter_growth, hours_of, serve_report, train_report

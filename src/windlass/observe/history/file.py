@@ -14,7 +14,7 @@ from typing import IO
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.metrics.exposition import Labels
 from windlass.observe.history.series import DAY_SECONDS, SeriesStore, is_end
 

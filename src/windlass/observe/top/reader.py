@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.metrics import serving
 from windlass.core.metrics.watched import AlertRow, Watched
 from windlass.core.model import Frozen

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.tiers.values import BLOCK_BYTES, in_blocks
 from windlass.errors import BadInput

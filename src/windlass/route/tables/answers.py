@@ -13,7 +13,7 @@ from sys import intern
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 

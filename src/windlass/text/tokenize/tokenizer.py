@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windlass.core.client import Broken
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadInput
 from windlass.text.tokenize.build import build_tokenizer, library_reason
 

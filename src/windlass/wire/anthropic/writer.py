@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.request import CallPiece, Delta, ToolCall, Usage
 from windlass.wire.anthropic.schema import AnthropicErrorBody, AnthropicErrorDetail
 from windlass.wire.schema.errors import ApiError

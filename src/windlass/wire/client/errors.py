@@ -6,7 +6,7 @@ import msgspec
 
 from windlass.core import client
 from windlass.core.client import Late, Unavailable
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import Error
 from windlass.wire.schema.errors import INVALID, ApiError, ErrorBody, ErrorDetail
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from windlass.core.client import Unavailable
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.request import Delta, FinishReason, ToolCall
 from windlass.wire.client.errors import error_from_response
 from windlass.wire.schema.chat import ChatChunk, ChunkChoice, ChunkDelta, ResponseToolCall

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.request import Delta, Timings, Usage
 from windlass.wire.ollama.schema import OllamaErrorBody
 from windlass.wire.schema.errors import ApiError

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.measure.served.record import RequestRecord
 from windlass.wire.client.errors import read_error
 from windlass.wire.sse import DONE, BrokenEventStream, EventParser

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from windlass.core.decoding import DECODE_ERRORS
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error
 from windlass.measure.served.client.connections import Connections
