@@ -48,8 +48,8 @@ test: lint types  ## install everything; lint, types, and all tests that need no
 elsewhere: $(DEV)  ## the tests as on somebody else's machine (tests/elsewhere says how it differs); needs root and Linux
 	tests/elsewhere -n $(JOBS) --dist worksteal $(TESTS)
 
-long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks; and many more examples of every property
-	WINDLASS_SOAK_MINUTES=5 WINDLASS_EXAMPLES=long $(BIN)/python -m pytest -m "(long or hypothesis) and not gpu"
+long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks, a minute of mutated inputs for each reader; and many more examples of every property
+	WINDLASS_SOAK_MINUTES=5 WINDLASS_FUZZ_SECONDS=60 WINDLASS_EXAMPLES=long $(BIN)/python -m pytest -m "(long or hypothesis) and not gpu"
 
 newest:  ## the newest packages that pyproject.toml allows, in .venv-newest: the demo, and all tests that need no more than these
 	$(MAKE) versions VENV=.venv-newest RUN= TORCH=torch RESOLUTION=highest

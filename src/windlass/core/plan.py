@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.layout import Layout
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import Placement
@@ -258,7 +259,7 @@ def load_plan(text: bytes) -> Plan:
 
     try:
         plan = msgspec.json.decode(text, type=Plan)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"not a plan of version {PLAN_VERSION}: {error}") from None
     if plan.version != PLAN_VERSION:
         raise BadInput(

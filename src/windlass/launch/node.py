@@ -80,7 +80,7 @@ class Node(Frozen):
 def read_description(text: bytes) -> Description:
     try:
         return msgspec.json.decode(text, type=Description)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"the job's description cannot be read: {error}; launch it again") from None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.units import MIB
 
@@ -67,7 +68,7 @@ def cache_path(environment: dict[str, str], home: Path) -> Path:
 def read_cache(path: Path, key: str) -> CachedBandwidth | None:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=CachedBandwidth)
-    except (OSError, msgspec.DecodeError):  # absent, unreadable, or written by another version
+    except (OSError, *DECODE_ERRORS):  # absent, unreadable, or written by another version
         return None
     return found if found.key == key and PLAUSIBLE[0] <= found.read_bandwidth <= PLAUSIBLE[1] else None
 

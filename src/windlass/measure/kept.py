@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.hardware.measured import MeasuredLimits, MeasuredRun
 from windlass.core.model import Frozen
 from windlass.machine.folders import cache_dir
@@ -50,7 +51,7 @@ def load() -> Measured:
     """Nothing where there is no file, or one that cannot be read: figures are a help, never a need."""
     try:
         return msgspec.json.decode(path().read_bytes(), type=Measured)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DECODE_ERRORS):
         return Measured()
 
 

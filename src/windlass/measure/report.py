@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.tiers.stats import TierStats
 from windlass.errors import BadInput
@@ -193,7 +194,7 @@ def encode_report(report: BenchReport) -> bytes:
 def read_report(text: bytes, where: str) -> BenchReport:
     try:
         found = msgspec.convert(_without_derived(msgspec.json.decode(text, type=dict[str, Any])), BenchReport)
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+    except (TypeError, *DECODE_ERRORS) as error:
         raise BadInput(f"{where} is not a report of `windlass bench --save`: {error}") from None
     if found.version != REPORT_VERSION:
         raise BadInput(

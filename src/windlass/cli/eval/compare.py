@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadInput
 from windlass.evaluate.report.compare import Comparison, compare
 from windlass.evaluate.run.records import Record
@@ -62,7 +63,7 @@ def read_journal(file: Path) -> list[Record]:
     for line in lines[1:-1]:
         try:
             record: Record = decoder.decode(line).payload
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DECODE_ERRORS:
             break
         found[record.key] = record
     return list(found.values())

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error, UnknownName
 from windlass.launch.init import (
@@ -158,7 +159,7 @@ class Init:
 
         try:
             report = msgspec.json.decode(done.stdout.encode(), type=dict[str, object])
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             return "failed", (done.stderr.strip().splitlines() or ["no answer"])[-1]
         return (
             "there" if report["state"] != "fail" else "failed"

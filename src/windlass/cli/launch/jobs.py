@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadInput, Error
 from windlass.units import format_seconds
 
@@ -65,7 +66,7 @@ def row(record: Record) -> dict[str, Any]:
 def _address(folder: Path) -> dict[str, str]:
     try:
         return msgspec.json.decode((folder / "address.json").read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DECODE_ERRORS):
         return {}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windlass.cli.launch.refuse import QUEUES, TAKEN_BY, refuse_others_kinds
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error, UnknownName
 from windlass.launch.job import Job, Rendered, Scheduler, Settings, as_name, kind_of
@@ -224,7 +225,7 @@ def _site(file: Path | None, directory: Path) -> dict[str, Any]:
         return {}
     try:
         table = tomllib.loads(chosen.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise BadInput(f"{chosen} cannot be read: {error}") from None
     for key in table:
         if key not in (*SITE_KEYS, "time"):

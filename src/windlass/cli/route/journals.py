@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from windlass.cli.eval.compare import read_journal
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadInput
 from windlass.evaluate.run.items import prepare
 from windlass.evaluate.run.records import Record
@@ -72,7 +73,7 @@ def _styles(file: Path) -> dict[str, str]:
         head = stream.readline()
     try:
         fingerprint: dict[str, Any] = msgspec.json.decode(head)["fingerprint"]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (KeyError, TypeError, *DECODE_ERRORS):
         raise BadInput(f"{file} has no readable first line; it is not a journal of `windlass eval`") from None
     tasks = [value for key, value in fingerprint.items() if key.startswith("task ")]
     return {task["name"]: task["style"] for task in tasks}

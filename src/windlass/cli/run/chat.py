@@ -13,6 +13,7 @@ from windlass.cli.run.answer import Interrupted, TimedAnswer, answer, summary
 from windlass.cli.run.options import ChatSettings
 from windlass.cli.run.screen import Screen
 from windlass.core.client import SyncClient
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.request import Info, Request, Usage
 from windlass.errors import BadInput, Error, UnknownName
@@ -176,7 +177,7 @@ class Chat:
             saved = msgspec.json.decode(path.read_bytes(), type=SavedChat)
         except OSError as error:
             raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DECODE_ERRORS as error:
             raise BadInput(f"{path} is not a saved chat: {error}") from None
         self._system, self._messages, self._usage = saved.system, list(saved.messages), None
         self._say(f"loaded {len(self._messages)} messages of a chat with {saved.model}")

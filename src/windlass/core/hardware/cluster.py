@@ -32,6 +32,7 @@ from typing import Any, cast
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
 
@@ -86,7 +87,7 @@ def read_cluster(path: str) -> Cluster:
 def parse_cluster(text: str, path: str = "cluster.toml") -> Cluster:
     try:
         table: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"{path}: not TOML: {error}") from error
     _refuse_unknown_keys(table, path)
     try:

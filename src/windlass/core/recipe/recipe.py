@@ -12,6 +12,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.recipe.sections import (
     AssumeSection,
@@ -64,7 +65,7 @@ def load_recipe(path: str | Path, settings: Sequence[str] = ()) -> Recipe:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"cannot read the recipe {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"{path} is not TOML: {error}") from None
     for setting in settings:
         _set(table, setting)
@@ -81,7 +82,7 @@ def _set(table: dict[str, Any], setting: str) -> None:
         raise BadInput(f"--set {setting}: use the form section.key=value, for example optimizer.lr=1e-4")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except DECODE_ERRORS:
         value = text.strip()
     held = table
     for section in sections:

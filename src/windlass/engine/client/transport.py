@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from windlass.core.client import Unavailable
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import BadFrame
 from windlass.engine.protocol import Command, MessageReader, Report, encode_frame
@@ -193,7 +194,7 @@ class _ReportReader(asyncio.Protocol):
         try:
             for report in self._frames.reports(data):
                 self._receive(report)
-        except (msgspec.DecodeError, BadFrame):  # not our protocol
+        except (BadFrame, *DECODE_ERRORS):  # not our protocol
             self._stream.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.request import Info
 from windlass.errors import Error
 from windlass.evaluate.run.ask import ENGINE_TOP, OTHER_TOP, SERVER_TOP
@@ -43,7 +44,7 @@ async def server_concurrency(url: str, api_key: str | None) -> int:
     connection = HttpConnection(address, api_key, STATUS_SECONDS)
     try:
         status = msgspec.json.decode(await connection.get(f"{address.root}/windlass/status"), type=_Status)
-    except (Error, msgspec.DecodeError, UnicodeDecodeError):
+    except (Error, *DECODE_ERRORS):
         return UNKNOWN_CONCURRENCY
     finally:
         await connection.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 from windlass.evaluate.tasks.questions import Style
@@ -101,7 +102,7 @@ def resumed(folder: Path, wanted: Wanted) -> Wanted:
         saved = msgspec.json.decode((folder / SAVED).read_bytes(), type=Wanted)
     except FileNotFoundError:
         return wanted
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise BadInput(f"{folder / SAVED} cannot be read: {error}") from None
     for field in msgspec.structs.fields(Wanted):
         given, had = getattr(wanted, field.name), getattr(saved, field.name)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
 
@@ -124,7 +125,7 @@ def read_task(path: Path) -> Task:
 def parse_task(text: bytes, where: str, folder: str = "") -> Task:
     try:
         found: dict[str, Any] = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"{where} is not valid TOML: {error}") from None
     _refuse_unknown(found, where)
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadCheckpoint, DoesNotFit
 from windlass.formats.disk.atomic import write_errors
 from windlass.machine.system import this_system
@@ -269,7 +270,7 @@ def _last_used(folder: Path) -> float:
 def _is_intact(file: Path) -> bool:
     try:
         return is_intact(read_piece(file))
-    except (ValueError, msgspec.DecodeError):
+    except DECODE_ERRORS:
         return False
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint, BadInput
 
@@ -73,7 +74,7 @@ class DllamaTokenizer(Frozen):
         _, found, rest = self.chat_template.partition(SPLITTING_COMMENT)
         try:
             return msgspec.json.decode(rest.removesuffix(_COMMENT_END), type=dict[str, Any]) if found else {}
-        except (msgspec.DecodeError, RecursionError):
+        except DECODE_ERRORS:
             return {}
 
 

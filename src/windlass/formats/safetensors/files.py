@@ -5,12 +5,14 @@ Reads no headers and no weights.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadCheckpoint, BadInput
 from windlass.formats.safetensors.header import MAX_HEADER_BYTES, repeated_key
 
@@ -35,7 +37,7 @@ def read_index(index: Path) -> dict[str, str]:
         raw = msgspec.json.decode(text, type=_Index).weight_map
         weight_map = msgspec.json.decode(raw, type=dict[str, str])
         name = _repeated_key(text, bytes(raw), len(weight_map))
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise BadCheckpoint(f"{index} is not a safetensors index: {error}") from None
     except OSError as error:
         raise BadCheckpoint(f"cannot be read: {error.strerror}", index) from None
@@ -64,7 +66,7 @@ def torch_files(directory: Path) -> list[str]:
 
 
 def missing_files(directory: Path, named: Collection[str]) -> list[str]:
-    return [name for name in sorted(named) if not (directory / name).exists()]
+    return [name for name in sorted(named) if not os.path.exists(directory / name)]  # noqa: PTH110 - Path's raises for a name that is too long
 
 
 def file_within(directory: Path, name: str) -> Path:

@@ -60,8 +60,8 @@ def _join(
             first_stored, second_stored = coded(first_part, scale), coded(second_part, scale)
         else:
             first_stored, second_stored = numbers, rotated
-        tl.store(into + at, first_stored.to(cached.dtype.element_ty), mask=inside & (slot >= 0))
-        tl.store(into + LATENT + turn, second_stored.to(cached.dtype.element_ty), mask=turns & (slot >= 0))
+        tl.store(into + at, first_stored.to(cached.dtype.element_ty), mask=(inside & (slot >= 0)).to(tl.int1))
+        tl.store(into + LATENT + turn, second_stored.to(cached.dtype.element_ty), mask=(turns & (slot >= 0)).to(tl.int1))
 
 
 def join_latent(args: LatentArgs) -> tuple[Tensor, Tensor] | None:

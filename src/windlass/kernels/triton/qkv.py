@@ -58,7 +58,7 @@ def _split(
         tl.store(result + (row * (HEADS + KV_HEADS) + head) * DIM + at, numbers, mask=inside)
     if keys is not None and head >= HEADS:
         slot = tl.load(slots + row).to(tl.int64)
-        there = inside & (slot >= 0)
+        there = (inside & (slot >= 0)).to(tl.int1)
         if scales is not None:
             wide = numbers.to(tl.float32)
             scale = scale_for(tl.max(tl.abs(wide), 0))

@@ -77,7 +77,7 @@ def runs_of(folder: Path, job_id: str = "") -> list[Path]:
 def exit_of(run: Path) -> Exit | None:
     try:
         return msgspec.json.decode((run / "exit.json").read_bytes(), type=Exit)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

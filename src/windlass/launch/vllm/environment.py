@@ -55,7 +55,7 @@ def installed(cache: Path | None = None) -> VllmInstallation | None:
     folder = _folder(cache or cache_dir())
     try:
         found = msgspec.json.decode((folder / MARKER).read_bytes(), type=VllmInstallation)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found if _python(folder).is_file() else None
 

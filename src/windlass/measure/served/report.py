@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 from windlass.measure.served.load import Load
@@ -54,7 +55,7 @@ def encode_report(report: ServedReport) -> bytes:
 def read_report(text: bytes, where: str) -> ServedReport:
     try:
         found = msgspec.json.decode(text, type=ServedReport)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"{where} is not a report of `windlass bench --served --save`: {error}") from None
     if (found.kind, found.version) != (KIND, REPORT_VERSION):
         raise BadInput(f"{where} has version {found.version}; this Windlass reads version {REPORT_VERSION}: measure again")

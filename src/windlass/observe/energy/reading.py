@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.metrics import node, serving
 from windlass.errors import BadInput
 from windlass.observe.energy.report import EnergyReport, counter_growth, hours_of, serve_report, train_report
@@ -31,7 +32,7 @@ def _lines(log: Path) -> list[dict[str, Any]]:
     for line in log.read_bytes().splitlines():
         try:
             found.append(msgspec.json.decode(line, type=dict[str, Any]))
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except DECODE_ERRORS:
             continue
     return found
 

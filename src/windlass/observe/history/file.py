@@ -14,6 +14,7 @@ from typing import IO
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.metrics.exposition import Labels
 from windlass.observe.history.series import DAY_SECONDS, SeriesStore, is_end
 
@@ -135,7 +136,10 @@ def _samples(content: bytes) -> Iterator[tuple[Key, float, float]]:
     current: dict[int, float] = {}
     for kind, body in _read_records(content):
         if kind == b"S":
-            name, labels = msgspec.json.decode(body, type=tuple[str, Labels])
+            try:
+                name, labels = msgspec.json.decode(body, type=tuple[str, Labels])
+            except DECODE_ERRORS:  # damaged from here on
+                return
             keys.append((name, labels))
             continue
         (time,) = _TIME.unpack_from(body)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.metrics import serving
 from windlass.core.metrics.watched import AlertRow, Watched
 from windlass.core.model import Frozen
@@ -118,7 +119,7 @@ class TopReader:
     def _server(self, address: Address, numbers: Numbers, at: float) -> ServerView:
         try:
             status = msgspec.json.decode(self._get(f"{address.url}/windlass/status", self._key), type=StatusBody)
-        except (Unreachable, msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (Unreachable, *DECODE_ERRORS) as error:
             return ServerView(name=address.name, problem=f"no status: {error}")
         self._read_alerts(address, at)
         rates = {
@@ -145,13 +146,13 @@ class TopReader:
         try:
             watched = msgspec.json.decode(self._get(f"{address.url}/windlass/history", self._key), type=Watched)
             self._alerts[address.name] = (at, [row for row in watched.alerts if row.state == "firing"])
-        except (Unreachable, msgspec.DecodeError, msgspec.ValidationError):
+        except (Unreachable, *DECODE_ERRORS):
             self._alerts[address.name] = (at, [])
 
     def _requests(self, address: Address) -> list[RequestView]:
         try:
             rows = msgspec.json.decode(self._get(f"{address.url}/windlass/requests", self._key), type=_Rows)
-        except (Unreachable, msgspec.DecodeError, msgspec.ValidationError):
+        except (Unreachable, *DECODE_ERRORS):
             return []
         return [RequestView(server=address.name, **msgspec.structs.asdict(row)) for row in rows.requests]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.tiers.values import BLOCK_BYTES, in_blocks
 from windlass.errors import BadInput
@@ -222,7 +223,7 @@ def _read_index(descriptor: int) -> TierIndex | None:
         return None
     try:
         index = msgspec.json.decode(content, type=TierIndex)
-    except msgspec.MsgspecError:
+    except DECODE_ERRORS:
         return None
     ends = [entry.offset + entry.block_bytes * entry.count for entry in index.entries.values()]
     return index if all(end <= offset for end in ends) else None

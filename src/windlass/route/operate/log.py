@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 from windlass.route.decide.policy import Decision, Situation, decide
@@ -97,7 +98,7 @@ def replay(lines: Iterable[bytes], where: str) -> Replayed:
             continue
         try:
             line = msgspec.json.decode(raw, type=LogLine)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DECODE_ERRORS as error:
             raise BadInput(f"{where}, line {number} is not a line of a router's log: {error}") from None
         if line.situation is None:
             continue

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 from windlass.route.decide.policy import Policy
@@ -130,7 +131,7 @@ def _read_toml(path: Path) -> RouteSettings:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"{path} is not TOML: {error}") from None
     try:
         return msgspec.convert(found, RouteSettings)

@@ -13,6 +13,7 @@ from sys import intern
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 
@@ -104,7 +105,7 @@ def _is_unscored(line: bytes) -> bool:
         return False
     try:
         found = _LOG_LINES.decode(line)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return False
     return found.decision is not None and (found.score is None or found.prompt is None)
 

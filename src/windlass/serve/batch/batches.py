@@ -192,7 +192,7 @@ class BatchStore:
     def _read(self, id: str) -> Batch | None:
         try:
             return msgspec.json.decode(self._path(id).read_bytes(), type=Batch)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def _path(self, id: str) -> Path:
@@ -202,5 +202,5 @@ class BatchStore:
 def _result_of(line: bytes) -> ResultLine | None:
     try:
         return msgspec.json.decode(line, type=ResultLine)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -95,7 +95,7 @@ class FileStore:
             return None
         try:
             found = msgspec.json.decode(self._record(id).read_bytes(), type=StoredFile)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         return found if found.owner == owner and self.data(id).is_file() else None
 

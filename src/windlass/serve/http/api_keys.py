@@ -78,7 +78,7 @@ def _toml_keys(text: str) -> tuple[ApiKey, ...]:
     """Messages must not quote a key."""
     try:
         found = msgspec.convert(_with_times(tomllib.loads(text)), _KeyFile)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInput(f"the --api-key file is not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise BadInput(f"the --api-key file is invalid: {error}; each [[key]] has a name, a key or sha256, and limits") from None

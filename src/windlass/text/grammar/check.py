@@ -62,7 +62,7 @@ class _Checker:
         self._num_beyond += key in UNENFORCED
         try:
             return KEYWORDS[key](self, expected, value, schema, depth + 1)
-        except (TypeError, KeyError, ValueError, ZeroDivisionError):
+        except (TypeError, LookupError, ValueError, ArithmeticError, AttributeError):
             raise _Unknown from None  # a malformed schema
         finally:
             self._num_beyond -= key in UNENFORCED

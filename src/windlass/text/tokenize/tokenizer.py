@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windlass.core.client import Broken
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadInput
 from windlass.text.tokenize.build import build_tokenizer, library_reason
 
@@ -174,5 +175,5 @@ def _config(file: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"{file} is not valid JSON: {error}") from None

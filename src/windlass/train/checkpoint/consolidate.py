@@ -48,7 +48,7 @@ def _found(local: Path, hosts: Sequence[CheckpointHost], notify: Callable[[str],
             try:
                 parts = msgspec.json.decode(content, type=RankFiles)
                 _refuse_paths(parts)
-            except (msgspec.DecodeError, UnicodeDecodeError, BadCheckpoint) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, BadCheckpoint, RecursionError) as error:
                 notify(f"{host.name}: skipping {local / name}: {error}")
                 continue
             found.setdefault(parts.step, []).append((host, parts))

@@ -84,7 +84,7 @@ def remove_older(local: Path, newest: RankFiles) -> None:
     for file in local.glob(f"step-*.tmp/{parts_name(newest.rank)}"):
         try:
             found = msgspec.json.decode(file.read_bytes(), type=RankFiles)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if found.step < newest.step:
             remove_parts(file.parent, found.rank, {name: stored for name, stored in found.files.items() if "/" not in name})

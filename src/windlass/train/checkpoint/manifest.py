@@ -63,7 +63,7 @@ def read_manifest(folder: Path) -> CheckpointManifest:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=CheckpointManifest)
     except OSError as error:
         raise BadCheckpoint(f"cannot be read: {error.strerror}", folder / MANIFEST) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadCheckpoint(f"is damaged: {error}", folder / MANIFEST) from None
     if manifest.version != VERSION:
         raise BadCheckpoint(f"has version {manifest.version}; this Windlass reads version {VERSION}", folder / MANIFEST)

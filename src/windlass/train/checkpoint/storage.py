@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter, Metadata
 from torch.distributed.checkpoint._nested_dict import set_element
+from torch.distributed.checkpoint.filesystem import _StorageInfo  # pyright: ignore[reportPrivateUsage]
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -24,6 +26,8 @@ from windlass.formats.disk.atomic import sync_directory
 from windlass.train.checkpoint.manifest import CheckpointFile, file_digest
 
 CONTENTS = ".metadata"
+KEEPING = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+"""Of a pickle: keep a value under a number."""
 
 
 class CheckedWriter(FileSystemWriter):
@@ -68,20 +72,32 @@ class SafeReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self.path) / CONTENTS
         try:
-            found = _Contents(io.BytesIO(path.read_bytes())).load()
+            content = path.read_bytes()
         except OSError as error:
             raise BadCheckpoint(f"cannot be read: {error.strerror}", path) from None
-        except (pickle.UnpicklingError, AttributeError, EOFError, TypeError, ValueError, IndexError, KeyError) as error:
+        try:
+            _check_sizes(content)
+            found = _Contents(io.BytesIO(content)).load()
+        except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
             raise BadCheckpoint(f"is damaged: {error}", path) from None
-        if not isinstance(found, Metadata):
+        if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
             raise BadCheckpoint("is not DCP metadata", path)
         _refuse_paths(path, found)
         found.storage_meta = StorageMeta(load_id=self.load_id)
         return found
 
 
+def _check_sizes(content: bytes) -> None:
+    """A few bytes of a pickle could otherwise ask for any memory: by the number under which a value is kept, or an array without content."""
+    for operation, argument, _ in pickletools.genops(content):
+        if operation.name == "BYTEARRAY8" or (operation.name in KEEPING and int(argument or 0) > len(content)):
+            raise pickle.UnpicklingError(f"{operation.name} of {argument!r:.40} in {len(content):,} bytes")
+
+
 def _refuse_paths(path: Path, found: Metadata) -> None:
     for stored in found.storage_data.values():
+        if not isinstance(stored, _StorageInfo) or not isinstance(getattr(stored, "relative_path", None), str):
+            raise BadCheckpoint("is not DCP metadata", path)
         if "/" in stored.relative_path or stored.relative_path in ("", ".", ".."):
             raise BadCheckpoint(f"lists {stored.relative_path!r}, which is not a plain file name", path)
 

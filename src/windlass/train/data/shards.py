@@ -29,6 +29,7 @@ TOKENS, DOCUMENTS, LEARNED, BLOCKS = "tokens.bin", "documents.bin", "learned.bin
 Split = Literal["train", "validation"]
 TokenType = Literal["uint16", "uint32"]
 _CHUNK_BYTES = 1 << 22
+_AGAIN = "; prepare it again with `windlass train data`"
 
 
 class ShardFile(Frozen):
@@ -81,7 +82,7 @@ def read_manifest(folder: Path) -> ShardManifest:
         raise BadInput(f"{folder} has no token shards: {why if folder.is_dir() else 'the directory does not exist'}")
     try:
         manifest = msgspec.json.decode(file.read_bytes(), type=ShardManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{file} is damaged: {error}; prepare the shards again with `windlass train data`") from None
     if manifest.version != 1:
         raise BadInput(f"{file} has version {manifest.version}; this Windlass reads version 1")
@@ -95,6 +96,10 @@ class OpenShard:
         """`vocab_size`: tokens are below it."""
         self.shard, self.folder = shard, folder
         self._token_type, self._vocab_size = token_type, vocab_size
+        missing = {TOKENS, DOCUMENTS} - shard.files.keys()
+        width = np.dtype(token_type).itemsize
+        if missing or shard.files[TOKENS].num_bytes != width * shard.num_tokens or _is_uneven(shard):
+            raise BadInput(f"{folder / MANIFEST} is damaged: the sizes of {shard.name} do not agree{_AGAIN}")
         for ending, stored in shard.files.items():
             _check_size(folder / f"{shard.name}.{ending}", stored)
 
@@ -125,12 +130,18 @@ class OpenShard:
 
     @cached_property
     def documents(self) -> NDArray[np.uint64]:
-        return self._checked(DOCUMENTS, np.dtype("<u8"))
+        found = self._checked(DOCUMENTS, np.dtype("<u8"))
+        self._check_offsets(DOCUMENTS, found, is_whole=True)
+        return found
 
     @cached_property
     def learned(self) -> NDArray[np.uint64] | None:
         """[runs, 2]; None: all tokens."""
-        return self._checked(LEARNED, np.dtype("<u8")).reshape(-1, 2) if LEARNED in self.shard.files else None
+        if LEARNED not in self.shard.files:
+            return None
+        found = self._checked(LEARNED, np.dtype("<u8"))
+        self._check_offsets(LEARNED, found, is_whole=False)
+        return found.reshape(-1, 2)
 
     @cached_property
     def _tokens(self) -> NDArray[Any]:
@@ -148,6 +159,14 @@ class OpenShard:
             raise self._damaged(ending, "its checksum differs from the manifest")
         return found
 
+    def _check_offsets(self, ending: str, found: NDArray[np.uint64], is_whole: bool) -> None:
+        """Offsets of tokens rise. Those of documents begin at 0 and end with the tokens; those of ranges are pairs."""
+        count = self.shard.num_tokens
+        is_sound = len(found) == 0 or (bool((found[:-1] <= found[1:]).all()) and int(found[-1]) <= count)
+        ends = len(found) > 0 and (int(found[0]), int(found[-1])) == (0, count)
+        if not is_sound or not (ends if is_whole else len(found) % 2 == 0):
+            raise self._damaged(ending, f"its offsets are not those of {count:,} tokens")
+
     def _mapped(self, ending: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         if self.shard.files[ending].num_bytes == 0:  # an empty file cannot be mapped
             return np.empty(0, dtype)
@@ -161,6 +180,12 @@ class OpenShard:
             f"the shard {self._file(ending)} is damaged: {how}; find all damage with `windlass train data {self.folder} --verify`,"
             " prepare the shards again with `windlass train data`, and continue with --resume"
         )
+
+
+def _is_uneven(shard: TokenShard) -> bool:
+    """Offsets are of eight bytes. A manifest may come from elsewhere: a name leads nowhere else."""
+    is_elsewhere = "/" in shard.name or "\0" in shard.name
+    return is_elsewhere or any(shard.files[ending].num_bytes % 8 for ending in (DOCUMENTS, LEARNED) if ending in shard.files)
 
 
 def open_shards(folder: Path, manifest: ShardManifest, split: Split, vocab_size: int | None = None) -> list[OpenShard]:

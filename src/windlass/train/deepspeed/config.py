@@ -84,7 +84,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise BadInput(f"run.deepspeed: cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"run.deepspeed: {path} is not a JSON object: {error}") from None
     for key, place in SET_BY_RECIPE.items():
         if key in found and found[key] != "auto":

@@ -67,7 +67,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in stream:
             try:
                 yield msgspec.json.decode(line, type=dict[str, Any])
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
 
 

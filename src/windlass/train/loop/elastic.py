@@ -86,7 +86,7 @@ def _write_into_room(file: Path, content: bytes) -> None:
 def read_outcome(folder: Path) -> RunOutcome | None:
     try:
         return msgspec.json.decode((folder / OUTCOME).read_bytes(), type=RunOutcome)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -203,7 +203,7 @@ class Trainer(ABC):
         """After a checkpoint was loaded into `state()`."""
         try:
             self.progress = msgspec.json.decode(state["progress"], type=TrainingProgress)
-        except (KeyError, TypeError, msgspec.DecodeError) as error:
+        except (KeyError, TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadCheckpoint(f"its progress cannot be read: {error}") from None
         self._load_tensors(state)
         restore_random_state(state["rng"].get(str(self.ranks.rank)), self.device)

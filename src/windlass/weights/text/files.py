@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 from windlass.text.chat.template import chat_template, special_tokens
@@ -107,7 +108,7 @@ def _json(file: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise BadInput(f"{file} is not valid JSON: {error}") from None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.place import Interval
 from windlass.core.ports import TensorStore
@@ -160,7 +161,7 @@ def slices_in_file(file: Path, tensors: dict[str, TensorHeader]) -> list[Located
             return None
         try:
             slices = _decode_slices(stream.read(count))
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             return None
         size = stream.seek(0, 2)
     return _located(file, slices, LENGTH_BYTES + count, size, tensors)
@@ -187,5 +188,5 @@ def read_catalogue(folder: Path) -> Catalogue:
     file = folder / CATALOGUE
     try:
         return msgspec.msgpack.decode(file.read_bytes(), type=Catalogue)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise BadCheckpoint(f"not a cache folder of checkpoint pieces: {error}", folder) from None

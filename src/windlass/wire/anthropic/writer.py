@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.request import CallPiece, Delta, ToolCall, Usage
 from windlass.wire.anthropic.schema import AnthropicErrorBody, AnthropicErrorDetail
 from windlass.wire.schema.errors import ApiError
@@ -142,5 +143,5 @@ def _arguments(text: str) -> dict[str, Any]:
     """Of a complete message; a call that was cut off has no input."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except DECODE_ERRORS:
         return {}

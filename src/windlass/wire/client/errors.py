@@ -6,6 +6,7 @@ import msgspec
 
 from windlass.core import client
 from windlass.core.client import Late, Unavailable
+from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import Error
 from windlass.wire.schema.errors import INVALID, ApiError, ErrorBody, ErrorDetail
 
@@ -60,11 +61,11 @@ def read_error(body: bytes) -> ErrorDetail:
     """Parses an error body of any format."""
     try:
         return msgspec.json.decode(body, type=ErrorBody).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DECODE_ERRORS:
         pass
     try:
         plain = msgspec.json.decode(body, type=_Plain)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DECODE_ERRORS:
         return ErrorDetail(message=body[:MAX_SHOWN].decode(errors="replace"))
     text = plain.message or plain.error or plain.detail or ""
     return ErrorDetail(message=text if isinstance(text, str) else msgspec.json.encode(text).decode())

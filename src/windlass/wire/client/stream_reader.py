@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from windlass.core.client import Unavailable
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.request import Delta, FinishReason, ToolCall
 from windlass.wire.client.errors import error_from_response
 from windlass.wire.schema.chat import ChatChunk, ChunkChoice, ChunkDelta, ResponseToolCall
@@ -147,7 +148,7 @@ def read_finish_reason(word: str | None) -> FinishReason:
 def parse(data: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise Unavailable(f"invalid response from the server: {error}") from None
 
 

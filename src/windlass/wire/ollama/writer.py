@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.request import Delta, Timings, Usage
 from windlass.wire.ollama.schema import OllamaErrorBody
 from windlass.wire.schema.errors import ApiError
@@ -83,5 +84,5 @@ class LineWriter:
 def _arguments(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
+    except DECODE_ERRORS:
         return {}

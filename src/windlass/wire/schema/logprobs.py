@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
+from windlass.core.client import Unavailable
 from windlass.core.request import TokenLogprob
 from windlass.wire.schema.chat import ChatLogprob, ChatLogprobs, TopLogprob
 from windlass.wire.schema.completions import CompletionLogprobs
@@ -163,6 +164,8 @@ def read_completion_logprobs(found: CompletionLogprobs | None, token_ids: Sequen
     count = len(found.tokens)
     ids = token_ids if len(token_ids) == count else [NO_ID] * count
     tops = found.top_logprobs if found.top_logprobs else [None] * count
+    if len(found.token_logprobs) != count or len(tops) != count:
+        raise Unavailable("invalid response from the server: its lists of tokens and log-probabilities have different lengths")
     return tuple(
         None
         if logprob is None

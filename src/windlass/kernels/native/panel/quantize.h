@@ -24,6 +24,10 @@ namespace {
 namespace WINDLASS_ISA {
 
 typedef int32_t Four __attribute__((vector_size(16)));
+// The codes of inputs that are no numbers are any bits, and their sums may wrap: only those without a sign are allowed to.
+typedef uint32_t Wrapping __attribute__((vector_size(4 * W)));
+typedef uint32_t FourWrapping __attribute__((vector_size(16)));
+INLINE Four wrapped_sum(Four a, Four b) { return (Four)((FourWrapping)a + (FourWrapping)b); }
 
 // All lanes to one by `join`, in short vectors as soon as can be: wide ones take longer.
 template <class Join> INLINE int32_t joined(I lanes, Join join) {
@@ -80,25 +84,26 @@ INLINE void quantize_block(const float* x, Correction correction, uint8_t* block
     std::memcpy(&amax, &bits, 4);
     // Below this the inverse overflows; such a block becomes zero.
     const float inverse = amax < 1e-35f ? 0.0f : 127.0f / amax, scale = amax < 1e-35f ? 0.0f : amax * (1.0f / 127.0f);
-    I total{}, integers[VECTORS];
+    Wrapping total{};
+    I integers[VECTORS];
 #pragma GCC unroll 8
     for (int i = 0; i < VECTORS; i++) {
         F scaled = values[i] * inverse;
         WINDLASS_ROUNDED(scaled);
         integers[i] = (I)(scaled + MAGIC) - MAGIC_BITS;
-        total += integers[i];
+        total += (Wrapping)integers[i];
     }
     store_bytes(integers, (int8_t*)block + 8 * height + BLOCK * row);
-    const int32_t sum = joined(total, [](Four a, Four b) { return a + b; });
+    const int32_t sum = joined((I)total, wrapped_sum);
     ((float*)block)[row] = scale;
     if (correction.is_pair) {
-        I half{};
+        Wrapping half{};
 #pragma GCC unroll 4
-        for (int i = 0; i < VECTORS / 2; i++) half += integers[i];
-        const int32_t first = joined(half, [](Four a, Four b) { return a + b; });
-        ((int32_t*)block)[height + row] = int32_t(uint32_t(sum - first) << 16 | (uint32_t(first) & 0xffff));
+        for (int i = 0; i < VECTORS / 2; i++) half += (Wrapping)integers[i];
+        const uint32_t first = joined((I)half, wrapped_sum);
+        ((int32_t*)block)[height + row] = int32_t((uint32_t(sum) - first) << 16 | (first & 0xffff));
     } else if (correction.is_sum) ((float*)block)[height + row] = scale * float(sum);
-    else ((int32_t*)block)[height + row] = -correction.times * sum;
+    else ((int32_t*)block)[height + row] = int32_t(uint32_t(-correction.times) * uint32_t(sum));
 }
 
 // Blocks first .. last of a row of `x`. `rows`: how many rows the tile has; the one below the last is cleared where it is empty, since

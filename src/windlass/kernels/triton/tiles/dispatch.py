@@ -67,7 +67,7 @@ def _sort(
         tl.store(tiles + 2 * num_tiles + tile + number, tl.minimum(own - number * TILE, TILE))
     for first in range(0, num_items, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        mine = (tl.load(ids + at, mask=at < num_items, other=-1) == expert) & (expert < num_experts)
+        mine = ((tl.load(ids + at, mask=at < num_items, other=-1) == expert) & (expert < num_experts)).to(tl.int1)
         rank = tl.cumsum(mine.to(tl.int32), 0)
         tl.store(order + place + rank - 1, at, mask=mine)
         place += tl.sum(mine.to(tl.int32), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from windlass.measure.served.record import EngineSteps
 
@@ -20,7 +21,8 @@ def read_counters(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in _SAMPLE.findall(text):
         if name in wanted:
-            found[name] = found.get(name, 0.0) + float(value)
+            with suppress(ValueError):
+                found[name] = found.get(name, 0.0) + float(value)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.measure.served.record import RequestRecord
 from windlass.wire.client.errors import read_error
 from windlass.wire.sse import DONE, BrokenEventStream, EventParser
@@ -188,7 +189,7 @@ class ResponseReader:
                     self._done = True
                 else:
                     self._event(event, now)
-        except (msgspec.DecodeError, UnicodeDecodeError, BrokenEventStream):
+        except (BrokenEventStream, *DECODE_ERRORS):
             raise BadResponse("an event that is not JSON") from None
 
     def _event(self, data: bytes, now: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error
 from windlass.measure.served.client.connections import Connections
@@ -114,7 +115,7 @@ class Target:
         raw = await self._http.get(f"{self._address.api}/models")
         try:
             cards = msgspec.json.decode(raw, type=ModelList).data
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DECODE_ERRORS:
             raise BadInput(
                 f"{self._address.shown} is not an OpenAI-compatible server: its /models is no list of models"
             ) from None
@@ -130,7 +131,7 @@ class Target:
         try:
             raw = await self._http.post(f"{self._address.root}/tokenize", asked)
             return vocabulary_of(msgspec.json.decode(raw, type=TokenizeResponse).tokens)
-        except (Error, msgspec.DecodeError, UnicodeDecodeError):
+        except (Error, *DECODE_ERRORS):
             return ANY_VOCABULARY
 
     # --- prompts

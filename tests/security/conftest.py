@@ -1,0 +1,11 @@
+"""The server in this process, and the stand-in for its engine, are those of tests/serve."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = next(folder for folder in Path(__file__).parents if folder.name == "tests")
+for folder in (str(TESTS), str(TESTS / "serve")):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
