@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shlex
 import shutil
 import sys
@@ -247,6 +246,7 @@ def _check(job: Job) -> None:
 
 
 def _start(job: Job, settings: Settings, rendered: Rendered, directory: Path) -> Record:
+    from windlass.cli.launch.jobs import CANCELLED
     from windlass.formats.disk.atomic import write_atomically, write_errors
     from windlass.launch.drive.choose import driver_of
     from windlass.launch.drive.state import Record
@@ -260,8 +260,7 @@ def _start(job: Job, settings: Settings, rendered: Rendered, directory: Path) ->
         folder.chmod(0o700)  # keys and prompts lie there
     for name, text in rendered.files.items():
         write_atomically(folder / name, text.encode())
-    if job.kind == "serve":
-        _write_secrets(folder)
+    (folder / CANCELLED).unlink(missing_ok=True)  # of a job that had this folder before
     try:
         job_id = driver_of(settings.scheduler).submit(rendered, folder)
     except Error:
@@ -283,15 +282,6 @@ def _refuse_taken(folder: Path, directory: Path) -> None:
     for other in all_jobs(directory):
         if Path(other.folder) == folder and not state_of(other).is_final:
             raise BadInput(f"{folder} is the folder of the job {other.name}, which has not ended; choose another --folder")
-
-
-def _write_secrets(folder: Path) -> None:
-    """A server's key and the secret of its workers; kept if the job is launched again."""
-    for name in ("api-key", "secret"):
-        file = folder / name
-        if not file.exists():
-            file.touch(0o600)
-            file.write_text(secrets.token_urlsafe(32) + "\n")
 
 
 def _say_started(record: Record, rendered: Rendered, as_json: bool) -> None:
