@@ -143,7 +143,8 @@ def agreed(said: JobState | None, own: JobState | None) -> JobState | None:
         return own if said.state == "stopped" else msgspec.structs.replace(own, reason=f"{said.reason}; it had {own.reason}")
     if own.state != said.state or own.reason.startswith(said.reason):
         return said if own.state != said.state else own
-    return msgspec.structs.replace(said, reason=f"{said.reason}; {own.reason}" if own.reason else said.reason)
+    more = f"; {own.reason}" if own.reason not in said.reason else ""
+    return msgspec.structs.replace(said, reason=f"{said.reason}{more}")
 
 
 def remove_secrets(folder: Path) -> None:

@@ -10,6 +10,8 @@ Style = Literal["", "dim", "bold", "good", "warn", "bad", "head", "pick"]
 Piece = tuple[str, Style]
 Line = list[Piece]
 LEVELS = "▁▂▃▄▅▆▇█"
+ASCII_LEVELS = "_.:-=+*#"
+"""For terminals that have no blocks."""
 CODES: dict[Style, str] = {"": "", "dim": "2", "bold": "1", "good": "32", "warn": "33", "bad": "31;1", "head": "1;7", "pick": "7"}
 
 
@@ -50,6 +52,16 @@ def _cells(character: str) -> int:
 def printable(text: str) -> str:
     """What servers say never moves the cursor."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def encodable(text: str, encoding: str) -> str:
+    """As far as this encoding can write it: a terminal may know ASCII only."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        plain = text.translate(str.maketrans(LEVELS, ASCII_LEVELS))
+        return plain.encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def cut(line: Line, width: int) -> Line:
