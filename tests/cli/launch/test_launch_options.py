@@ -146,3 +146,30 @@ def test_containers(words: tuple[str, ...], parts: tuple[str, ...], capsys: pyte
     script = json.loads(capsys.readouterr().out)["files"]
     assert all(part in script["job.sh"] for part in parts), script["job.sh"]
     assert "exec python3 -P -m windlass" in script["node.sh"], "the image's"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--", "eval", "nomodel"], "unknown model 'nomodel'"),
+        (["--", "serve", "nomodel"], "unknown model 'nomodel'"),
+        (["--", "eval", "tiny-glm", "--tasks", "nosuchtask"], "unknown task 'nosuchtask'"),
+        (["--each", "lists,nosuchtask", "--", "eval", "tiny-glm", "--tasks", "{}"], "unknown task 'nosuchtask'"),
+    ],
+)
+def test_what_the_command_would_refuse_is_refused_before(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
+    assert execute(["launch", "local", "--no-check", *words]) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "jobs").exists()
+
+
+def test_a_batch_that_does_not_divide_is_refused_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
+    recipe = Path(__file__).parents[3] / "recipes" / "tiny-glm-moe-cpu.toml"
+    sizes = ["--set", "batch.micro_batch=3", "--set", "batch.global_batch=7"]
+    assert execute(["launch", "slurm", "--no-check", "--nodes", "2", "--", "train", "run", str(recipe), *sizes]) == 2
+    assert "global batch 7 is not divisible by dp 2" in capsys.readouterr().err and not (tmp_path / "jobs").exists()

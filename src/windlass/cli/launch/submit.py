@@ -6,11 +6,13 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from windlass.cli.launch.before import Words, refuse_before
 from windlass.cli.launch.refuse import QUEUES, TAKEN_BY, refuse_others_kinds
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error, UnknownName
@@ -49,7 +51,8 @@ class LaunchOptions(Frozen):
     check: bool = True
 
 
-def submit(options: LaunchOptions) -> int:
+def submit(options: LaunchOptions, parsed: Sequence[Words] = ()) -> int:
+    """`parsed`: the command's own options; of an array, for each value."""
     from windlass.launch.registry import jobs_directory, new_name
 
     directory = jobs_directory()
@@ -57,7 +60,11 @@ def submit(options: LaunchOptions) -> int:
     hosts = _hosts(options)
     job = _job(options, name, hosts)
     settings = _settings(options, name, directory, hosts)
+    for words in parsed:
+        refuse_before(words, job, settings)
+    settings, notes = _with_cpus(job, settings)
     rendered = render_job(job, settings)
+    rendered = msgspec.structs.replace(rendered, notes=(*rendered.notes, *notes))
     if options.dry_run:
         show(rendered, options.as_json)
         return 0
@@ -206,6 +213,24 @@ def _settings(options: LaunchOptions, name: str, directory: Path, hosts: tuple[s
         return msgspec.convert(values, Settings)
     except msgspec.ValidationError as error:
         raise BadInput(f"launch settings: {error}") from None
+
+
+def _with_cpus(job: Job, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """Without --cpus schedulers give one CPU a task. What is asked for instead is said, and so is where nothing is known."""
+    if settings.cpus_per_node is not None or settings.scheduler not in QUEUES or _asks_for_cpus(settings):
+        return settings, ()
+    if settings.scheduler == "pbs":
+        number = max(job.gpus_per_node, 1) if settings.dialect == "pbspro" else 1
+        return settings, (f"CPUs: {number} on each node; --cpus N asks for N",)
+    from windlass.launch.drive.cpus import usual_cpus
+
+    found = usual_cpus(job, settings)
+    return msgspec.structs.replace(settings, cpus_per_node=found.per_node), (found.why,)
+
+
+def _asks_for_cpus(settings: Settings) -> bool:
+    """By a directive of the user's own."""
+    return any(word.startswith(("--cpus-per", "-c", "ncpus", "-l")) for word in settings.extra)
 
 
 def _of_scheduler(site: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
