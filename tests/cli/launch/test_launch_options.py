@@ -23,7 +23,7 @@ VALUES = {
 FLAGS = {"exclusive": ("--exclusive",), "requeue": ("--no-requeue",)}
 VERBS = {
     "serve": ("serve", "tiny-glm", "--context", "2k"),
-    "train": ("train", "run", "recipe.toml", "--out", "x"),
+    "train": ("train", "run", "recipe.toml", "--out", "x", "--set", "batch.micro_batch=1"),
     "eval": ("eval", "tiny-glm", "--tasks", "lists"),
     "bench": ("bench", "tiny-glm", "--batch", "1,8"),
     "convert": ("convert", "a", "b", "--quant", "int4"),
