@@ -82,7 +82,7 @@ def test_options_of_other_schedulers_are_refused(scheduler: str, name: str, caps
         (("slurm", "--warning", "5min"), "train run recipe.toml", "--warning does nothing without --time"),
         (("slurm", "--array-limit", "2"), "bench tiny-glm", "without --each"),
         (("slurm", "--mount", "/data"), "bench tiny-glm", "without --container"),
-        (("slurm", "--each", "a,b", "--array-limit", "0"), "eval tiny-glm --tasks {}", "at least 1"),
+        (("slurm", "--each", "lists,functions", "--array-limit", "0"), "eval tiny-glm --tasks {}", "at least 1"),
         (("slurm", "--ranks", "2"), "bench tiny-glm", "--ranks is for `train run`"),
         (("slurm", "--on-node-loss", "shrink"), "serve tiny-glm", "--on-node-loss is for `train run`"),
         (("slurm", "--nodes", "2", "--min-nodes", "1"), "train run recipe.toml", "--on-node-loss shrink"),
