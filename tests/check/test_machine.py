@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +17,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 import healthy
 from healthy import GIB
 
+from waiting import HUNG_SECONDS
 from windlass.check.machine.disk import SharedFacts, judge_disk, judge_shared
 from windlass.check.machine.facts import MachineFacts, judge_machine, read_machine
 from windlass.check.machine.gpus import judge_gpus
-from windlass.check.machine.host import judge_alike, judge_host
+from windlass.check.machine.host import FAR_SKEW_SECONDS, judge_alike, judge_host
 from windlass.check.needs import Needs
 from windlass.check.report import Check
+from windlass.machine.health import names
+from windlass.machine.health.clock import board_ahead, clock_behind
 from windlass.machine.health.disk_check import DiskFacts, disk_room, measure_disk, renames
 from windlass.machine.health.gpus import GpuProcess, GpuReport, query_health
 from windlass.machine.health.host import instruction_sets
 from windlass.machine.health.kernel_log import Xid, parse_xids
+from windlass.machine.health.names import name_problem, nameservers
 
 pytestmark = pytest.mark.pure
 
@@ -150,6 +156,11 @@ HOST_FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_locked_bytes": 2**23}, "locked memory", "warn"),
     ({"max_open_files": 256}, "open files", "warn"),
     ({"instructions": ()}, "cpu", "warn"),
+    ({"quota_cores": 0.2}, "cpu", "warn"),
+    ({"max_file_bytes": 2**20}, "file size", "warn"),
+    ({"name_problem": "no answer from the name server 10.0.0.1"}, "names", "warn"),
+    ({"clock_behind_seconds": 5 * 3600.0}, "clock", "fail"),
+    ({"board_clock_ahead_seconds": -7200.0}, "clock", "warn"),
     ({"environment": {"NCCL_TREE_THRESHOLD": "0"}}, "environment", "warn"),
     ({"environment": {"NCCL_TIMEOUT": "1800"}}, "environment", "warn"),
     ({"environment": {"NCCL_SOCKET_IFNAM": "eth0"}}, "environment", "warn"),
@@ -160,6 +171,66 @@ HOST_FAULTS: list[tuple[dict[str, Any], str, str]] = [
 def test_a_machine_that_lacks_something_is_named(changes: dict[str, Any], name: str, state: str) -> None:
     row = only(judge_host(healthy.host(**changes), NEEDS, has_rdma=True))
     assert (row.name, row.state) == (name, state) and row.remedy
+
+
+def test_limits_that_do_no_harm() -> None:
+    harmless: list[dict[str, Any]] = [
+        {"quota_cores": 1.5}, {"max_file_bytes": 2**42}, {"clock_behind_seconds": 2.0}, {"is_synchronized": False},
+        {"board_clock_ahead_seconds": 0.9}, {"board_clock_ahead_seconds": 7200.0, "is_synchronized": True},
+    ]  # fmt: skip
+    assert [bad(judge_host(healthy.host(**changes), NEEDS)) for changes in harmless] == [[]] * len(harmless)
+
+
+def test_a_clock_behind_what_was_written_before(tmp_path: Path) -> None:
+    (tmp_path / "old").touch()
+    written = (tmp_path / "old").stat().st_mtime
+    witnesses = [tmp_path / "old", tmp_path / "none"]
+    assert clock_behind(written + 9.0, witnesses) == 0.0 == clock_behind(written - 0.5, witnesses)
+    assert clock_behind(written - 7200.0, witnesses) == pytest.approx(7200.0)
+
+
+def test_the_clock_of_the_board() -> None:
+    board = {"/sys/class/rtc/rtc0/since_epoch": "1000\n", "/etc/adjtime": "0.0 0 0.0\n0\nUTC\n"}
+    assert board_ahead(400.0, lambda path: board.get(path, "")) == 600.0
+    assert board_ahead(400.0, lambda path: (board | {"/etc/adjtime": "0.0 0 0.0\n0\nLOCAL\n"}).get(path, "")) is None
+    assert board_ahead(400.0, lambda path: "") is None
+
+
+def test_a_file_server_with_another_time() -> None:
+    row = only(judge_disk(msgspec.structs.replace(DISK, clock_ahead_seconds=-10800.0), NEEDS))
+    assert row.name == "clock" and row.state == "warn" and "3.0 h behind" in row.measured and row.remedy
+    assert disk_room(Path.cwd()).clock_ahead_seconds == pytest.approx(0.0, abs=FAR_SKEW_SECONDS)
+
+
+def test_name_servers() -> None:
+    text = "# nameserver 1.1.1.1\nsearch a\nnameserver 10.0.0.1\nnameserver 10.0.0.2\n"
+    assert nameservers(text) == ["10.0.0.1", "10.0.0.2"]
+    asked: list[str] = []
+
+    def second(server: str, seconds: float) -> bool:
+        asked.append(server)
+        return server == "10.0.0.2"
+
+    assert name_problem(lambda path: text, second) == "" and asked == ["10.0.0.1", "10.0.0.2"]
+    assert "10.0.0.1, 10.0.0.2" in name_problem(lambda path: text, lambda server, seconds: False)
+    assert name_problem(lambda path: "", second) == "", "there are none to ask"
+
+
+def test_any_answer_of_a_name_server_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(names, "PORT", server.getsockname()[1])
+
+        def answer() -> None:
+            question, client = server.recvfrom(512)
+            server.sendto(question[:2] + b"\x81\x05" + question[4:], client)  # REFUSED
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        assert names.answers("127.0.0.1", HUNG_SECONDS)
+        thread.join(HUNG_SECONDS)
+        assert not names.answers("127.0.0.1", 0.01), "nobody answers any more"
+    assert not names.answers("127.0.0.1", HUNG_SECONDS), "nobody listens"
 
 
 def test_missing_packages() -> None:

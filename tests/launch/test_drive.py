@@ -321,10 +321,10 @@ def test_a_local_job_from_launch_to_cancel(
         printed = capsys.readouterr()
         return printed.out or printed.err
 
-    assert "bench-none is launched" in launch("--", "bench", "none")
+    assert "eval-compare is launched" in launch("--", "eval", "compare", "none", "nothing")
     until(lambda: json.loads(windlass("list", "--json"))[0]["state"] == "failed")
-    assert "unknown model 'none'" in windlass("logs", "bench-none")
-    assert "exit code 2" in windlass("status", "bench-none", code=2)
+    assert "none" in windlass("logs", "eval-compare")
+    assert "exit code 2" in windlass("status", "eval-compare", code=2)
     os.mkfifo(tmp_path / "fifo.toml")  # a command that waits until it is ended
     launch("--name", "wait", "--", "train", "run", "fifo.toml", "--out", "x", "--set", "schedule.steps=1")
     folder = tmp_path / "jobs" / "wait"

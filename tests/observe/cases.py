@@ -61,6 +61,11 @@ def _disk(avail: str) -> dict[str, str]:
     return {f"node_filesystem_avail_bytes{DISK}": avail, f"node_filesystem_size_bytes{DISK}": "1000x300"}
 
 
+def _in_memory(place: str, avail: str) -> dict[str, str]:
+    labels = _with(N, f'device="tmpfs", fstype="tmpfs", mountpoint="{place}"')
+    return {f"node_filesystem_avail_bytes{labels}": avail, f"node_filesystem_size_bytes{labels}": "1000x300"}
+
+
 def _outcomes(stop: str, other: str, kind: str) -> dict[str, str]:
     return {
         _name("windlass_requests_total", S, 'outcome="stop"'): stop,
@@ -111,6 +116,12 @@ CASES: list[Case] = [
         {f"windlass_engine_restarts_total{S}": "0 0 0 1x20"},
     ),
     *_pair("WindlassErrorRate", 12, _outcomes("0+50x20", "0+10x20", "error"), _outcomes("0+50x20", "0+1x20", "error")),
+    *_pair(
+        "WindlassErrorRate",
+        6,
+        _outcomes("0+50x20", "0 0 0+100x15", "error"),  # an outage that goes on
+        _outcomes("0+50x20", "0 0 0 100x15", "error"),  # one of seconds
+    ),
     *_pair("WindlassQueueFull", 10, _outcomes("0+50x20", "0+20x20", "full"), _outcomes("0+50x20", "0+1x20", "full")),
     *_pair(
         "WindlassQueueGrowing",
@@ -256,6 +267,7 @@ CASES: list[Case] = [
     ),
     *_pair("WindlassNodeDown", 5, {f"up{N}": "1 0x9"}, {f"up{N}": "1 0 1x9"}),
     *_pair("WindlassDiskFull", 9, _disk("500 20x20"), _disk("500x20")),
+    *_pair("WindlassDiskFull", 9, _in_memory("/dev/shm", "20x20"), _in_memory("/run/lock", "20x20")),
     *_pair("WindlassDiskFilling", 80, _disk("190-1x120"), _disk("190x120")),
     # A burst of half an hour, then nothing: the line over six hours still falls, the last half hour's does not.
     Case("WindlassDiskFilling", _disk("190-3x20 130x120"), 100, fires=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import sys
 from typing import NoReturn
@@ -22,6 +23,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def execute(argv: list[str]) -> int:
     from windlass.cli.app import invoke
 
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a locale without a letter of some name, such as ASCII, is no reason to end
     if "HOME" not in os.environ:
         from windlass.machine.folders import ensure_home
 

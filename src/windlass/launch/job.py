@@ -14,6 +14,10 @@ Scheduler = Literal["slurm", "pbs", "ssh", "local"]
 Loss = Literal["wait", "shrink"]
 
 VERBS = ("serve", "train", "eval", "bench", "convert", "route", "check")
+STOPPED = 75
+"""Exit code of training that saved and stopped. No other code lets a job go back to the queue: what failed would fail again."""
+SECRETS = ("api-key", "secret")
+"""Files of a server's job: the key of its clients and the secret of its workers."""
 PLACE = "{}"
 """In an array's command: where each value goes."""
 NAME = re.compile(r"[^A-Za-z0-9_.+-]+")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -18,16 +19,15 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error
-from windlass.launch.job import PLACE, Job, Settings
+from windlass.launch.job import PLACE, SECRETS, STOPPED, Job, Settings
 from windlass.launch.ports import Claim, free_port, meeting_ports
 from windlass.machine.fabric.fabric import address_towards, read_fabric
 from windlass.machine.fabric.variables import fitting, threads, wrong_variables
+from windlass.machine.parent_death import kill_with_parent
 from windlass.machine.system import this_system
 
 WriteFile = Callable[[Path, bytes], None]
 """Atomic."""
-STOPPED = 75
-"""Exit code of training that saved and stopped; see train/loop/guard.py."""
 SECONDS_TO_MEET = 900.0
 SECONDS_BETWEEN_LOOKS = 0.5
 FIRST_WORKER_PORT, FIRST_SERVER_PORT = 9998, 8000
@@ -88,14 +88,24 @@ def run_node(node: Node, write: WriteFile) -> int:
     """Returns the exit code; 0 also for training that saved and stopped, which the file `stopped` says."""
     environment = _environment(node)
     runs = {"train": _train, "serve": _serve, "array": _array, "single": _single}
-    code = runs[node.job.kind](node, environment, write)
+    try:
+        code = runs[node.job.kind](node, environment, write)
+    except Error as error:
+        _note_failure(node, error.exit_code)
+        raise
     if node.run:
-        outcome = msgspec.json.encode({"host": _host(), "code": code})
-        write(Path(node.run) / f"node-{node.number}.json", outcome)
+        write(Path(node.run) / f"node-{node.number}.json", msgspec.json.encode({"host": _host(), "code": code}))
     if code == STOPPED and node.run:
         (Path(node.run) / "stopped").touch()
         return 0
     return code
+
+
+def _note_failure(node: Node, code: int) -> None:
+    """The file `failed`: how the first node failed. The others are ended because of it, and their codes say nothing."""
+    if node.run:
+        with suppress(FileExistsError), (Path(node.run) / "failed").open("x") as file:
+            file.write(f"{code} {_host()}\n")
 
 
 def _host() -> str:
@@ -272,7 +282,8 @@ class _Server:
     def ended(self) -> None:
         if self._claim is not None:
             self._claim.close()
-        (self._folder / "address.json").unlink(missing_ok=True)
+        for name in ("address.json", *SECRETS):
+            (self._folder / name).unlink(missing_ok=True)
 
 
 def _option(words: Sequence[str], name: str) -> str | None:
@@ -334,15 +345,16 @@ def _child(
     node: Node, argv: list[str], environment: dict[str, str], until: Path | None = None, look: Callable[[], None] = lambda: None
 ) -> int:
     """Runs it, passes signals on, and tells it to save when the file `warned` appears. `until`: a file that ends it."""
-    process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, preexec_fn=_end_with_us)
     warning = signal.SIGUSR1 if node.job.kind == "train" else signal.SIGTERM
     telling = _Telling(process)
     try:
         while True:
-            try:
-                return _code(process.wait(SECONDS_BETWEEN_LOOKS))
-            except subprocess.TimeoutExpired:
-                pass
+            with suppress(subprocess.TimeoutExpired):
+                code = _code(process.wait(SECONDS_BETWEEN_LOOKS))
+                if code not in (0, STOPPED) and not telling.has_told:
+                    _note_failure(node, code)
+                return code
             look()
             if node.run and (Path(node.run) / "warned").exists():
                 telling.tell(warning)
@@ -353,6 +365,11 @@ def _child(
         if process.poll() is None:
             process.terminate()
             process.wait()
+
+
+def _end_with_us() -> None:
+    """If this process is killed, what it started is told to end."""
+    kill_with_parent(signal.SIGTERM)
 
 
 class _Telling:
@@ -368,6 +385,10 @@ class _Telling:
         if number == signal.SIGINT:
             self._told.discard(number)  # a second Ctrl-C ends at once
         self.tell(number)
+
+    @property
+    def has_told(self) -> bool:
+        return bool(self._told)
 
     def tell(self, number: int) -> None:
         if number not in self._told and self._process.poll() is None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import os
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 from windlass.core.metrics.exposition import CONTENT_TYPE
 from windlass.errors import BadInput
@@ -22,7 +25,7 @@ class TextServer:
         if host not in LOCAL and not key:
             raise BadInput(f"--host {host} can be reached from other machines: give --key FILE, or listen on 127.0.0.1")
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(pages, key))
+            self._server = ThreadingHTTPServer((host, port), _handler(pages, key, host))
         except (OSError, OverflowError) as error:
             raise BadInput(f"cannot listen on {host}:{port}: {error}; choose another --port") from None
         self._server.daemon_threads = True
@@ -36,7 +39,30 @@ class TextServer:
         self._thread.join()
 
 
-def _handler(pages: Mapping[str, Callable[[], str]], key: str) -> type[BaseHTTPRequestHandler]:
+def is_own_host(header: str, bound_to: str, has_key: bool, machine: str = "") -> bool:
+    """A page of another site can point its own name at this server (DNS rebinding), but neither an address nor a name of this machine.
+
+    `machine`: its name. With a key, under which the page could not ask, the name may have any domain behind it."""
+    try:
+        name = (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    own = (machine or os.uname().nodename).lower()
+    short = own.partition(".")[0]
+    return (
+        name in LOCAL | {own, short, bound_to.lower()} or _is_address(name) or (has_key and name.partition(".")[0] == short != "")
+    )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _handler(pages: Mapping[str, Callable[[], str]], key: str, bound_to: str) -> type[BaseHTTPRequestHandler]:
     expected = f"Bearer {key}".encode()
 
     class Handler(BaseHTTPRequestHandler):
@@ -44,7 +70,12 @@ def _handler(pages: Mapping[str, Callable[[], str]], key: str) -> type[BaseHTTPR
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            if path == "/health":
+            hosts = self.headers.get_all("Host") or []
+            if len(hosts) != 1 and self.request_version != "HTTP/1.0":
+                self._send(400, "a request has one Host header\n")
+            elif hosts and not all(is_own_host(one, bound_to, bool(key)) for one in hosts):
+                self._send(403, "this server has another name; use its address, its machine's name or localhost\n")
+            elif path == "/health":
                 self._send(200, "ok\n")
             elif key and not hmac.compare_digest(self.headers.get("Authorization", "").encode(), expected):
                 self._send(401, "a key is needed: Authorization: Bearer KEY\n")

@@ -23,7 +23,7 @@ VALUES = {
 FLAGS = {"exclusive": ("--exclusive",), "requeue": ("--no-requeue",)}
 VERBS = {
     "serve": ("serve", "tiny-glm", "--context", "2k"),
-    "train": ("train", "run", "recipe.toml", "--out", "x"),
+    "train": ("train", "run", "recipe.toml", "--out", "x", "--set", "batch.micro_batch=1"),
     "eval": ("eval", "tiny-glm", "--tasks", "lists"),
     "bench": ("bench", "tiny-glm", "--batch", "1,8"),
     "convert": ("convert", "a", "b", "--quant", "int4"),
@@ -82,7 +82,7 @@ def test_options_of_other_schedulers_are_refused(scheduler: str, name: str, caps
         (("slurm", "--warning", "5min"), "train run recipe.toml", "--warning does nothing without --time"),
         (("slurm", "--array-limit", "2"), "bench tiny-glm", "without --each"),
         (("slurm", "--mount", "/data"), "bench tiny-glm", "without --container"),
-        (("slurm", "--each", "a,b", "--array-limit", "0"), "eval tiny-glm --tasks {}", "at least 1"),
+        (("slurm", "--each", "lists,functions", "--array-limit", "0"), "eval tiny-glm --tasks {}", "at least 1"),
         (("slurm", "--ranks", "2"), "bench tiny-glm", "--ranks is for `train run`"),
         (("slurm", "--on-node-loss", "shrink"), "serve tiny-glm", "--on-node-loss is for `train run`"),
         (("slurm", "--nodes", "2", "--min-nodes", "1"), "train run recipe.toml", "--on-node-loss shrink"),
@@ -146,3 +146,30 @@ def test_containers(words: tuple[str, ...], parts: tuple[str, ...], capsys: pyte
     script = json.loads(capsys.readouterr().out)["files"]
     assert all(part in script["job.sh"] for part in parts), script["job.sh"]
     assert "exec python3 -P -m windlass" in script["node.sh"], "the image's"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--", "eval", "nomodel"], "unknown model 'nomodel'"),
+        (["--", "serve", "nomodel"], "unknown model 'nomodel'"),
+        (["--", "eval", "tiny-glm", "--tasks", "nosuchtask"], "unknown task 'nosuchtask'"),
+        (["--each", "lists,nosuchtask", "--", "eval", "tiny-glm", "--tasks", "{}"], "unknown task 'nosuchtask'"),
+    ],
+)
+def test_what_the_command_would_refuse_is_refused_before(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
+    assert execute(["launch", "local", "--no-check", *words]) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "jobs").exists()
+
+
+def test_a_batch_that_does_not_divide_is_refused_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
+    recipe = Path(__file__).parents[3] / "recipes" / "tiny-glm-moe-cpu.toml"
+    sizes = ["--set", "batch.micro_batch=3", "--set", "batch.global_batch=7"]
+    assert execute(["launch", "slurm", "--no-check", "--nodes", "2", "--", "train", "run", str(recipe), *sizes]) == 2
+    assert "global batch 7 is not divisible by dp 2" in capsys.readouterr().err and not (tmp_path / "jobs").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ from windlass.core.metrics.exposition import read
 from windlass.core.metrics.vocabulary import METRICS
 from windlass.errors import BadInput
 from windlass.machine.energy import EnergyCounters, RaplMonitor
-from windlass.observe.http import TextServer
+from windlass.observe.http import TextServer, is_own_host
 from windlass.observe.node.amd import AmdGpus
 from windlass.observe.node.exporter import NodeExporter
 from windlass.observe.node.host import add_host, filesystems
@@ -149,8 +150,15 @@ def test_the_host_under_node_exporters_names() -> None:
 
 
 def test_a_device_is_one_filesystem() -> None:
-    assert filesystems(PROC["/proc/self/mounts"]) == [("/dev/sda1", "ext4", "/")]
+    assert filesystems(PROC["/proc/self/mounts"]) == [("/dev/sda1", "ext4", "/"), ("tmpfs", "tmpfs", "/tmp")]
     assert filesystems("/dev/sdb /with\\040space xfs rw 0 0\n") == [("/dev/sdb", "xfs", "/with space")]
+
+
+def test_filesystems_in_memory_are_told_apart_by_their_place() -> None:
+    """All have the same device; what programs write to can be full, the kernel's own cannot."""
+    places = ("/dev/shm", "/tmp", "/tmp", "/sys/fs/cgroup", "/proc/acpi", "/run/credentials/a", "/system")
+    found = filesystems("".join(f"tmpfs {place} tmpfs rw 0 0\n" for place in places))
+    assert [place for _, _, place in found] == ["/dev/shm", "/tmp", "/system"]
 
 
 def test_energy_counters_add_up() -> None:
@@ -214,6 +222,45 @@ def test_others_need_the_key() -> None:
         assert _get(server.port, "/metrics")[0] == 401 and _get(server.port, "/metrics", "wrong")[0] == 401
         assert _get(server.port, "/metrics", "secret-key") == (200, "a 1\n")
         assert _get(server.port, "/health")[0] == 200 and _get(server.port, "/else", "secret-key")[0] == 404
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "is_own"),
+    [
+        ("localhost:9400", True), ("127.0.0.1:9400", True), ("[::1]:9400", True), ("10.0.0.7", True), ("Node7:9400", True),
+        ("node7.cluster", True), ("LOCALHOST.", True), ("evil.example", False), ("evil.example:9400", False), ("node7.evil.example", False),
+        ("127.0.0.1.evil.example", False), ("", False), ("[::1", False), ("a@localhost.evil.example", False), ("localhost:9400x", True),
+    ],
+)  # fmt: skip
+def test_own_names(header: str, is_own: bool) -> None:
+    assert is_own_host(header, "127.0.0.1", has_key=False, machine="Node7.cluster") == is_own
+
+
+def test_with_a_key_the_machine_may_have_any_domain() -> None:
+    assert is_own_host("node7.site.example", "0.0.0.0", has_key=True, machine="node7")
+    assert not is_own_host("other.site.example", "0.0.0.0", has_key=True, machine="node7")
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ("Host: evil.example:9400\r\n", 403),
+        ("Host: localhost\r\nHost: evil.example\r\n", 400),
+        ("", 400),
+        ("Host: localhost\r\n", 200),
+    ],
+)
+def test_a_foreign_name_is_not_answered(lines: str, status: int) -> None:
+    """Another site's page can point its name at this machine; /health says nothing to it, either."""
+    server = TextServer("127.0.0.1", 0, {"/metrics": lambda: "a 1\n"})
+    try:
+        for path in ("/metrics", "/health"):
+            with socket.create_connection(("127.0.0.1", server.port), HUNG_SECONDS) as connection:
+                connection.sendall(f"GET {path} HTTP/1.1\r\n{lines}Connection: close\r\n\r\n".encode())
+                answer = b"".join(iter(lambda: connection.recv(4096), b""))
+            assert int(answer.split()[1]) == status and (b"a 1" in answer) == (status == 200 and path == "/metrics")
     finally:
         server.close()
 

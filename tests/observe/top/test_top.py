@@ -15,7 +15,7 @@ from windlass.observe.node.exporter import NodeExporter
 from windlass.observe.node.nvidia import NvidiaGpus
 from windlass.observe.node.simulated import SimulatedNvml
 from windlass.observe.scrape import Unreachable
-from windlass.observe.top.draw import bar, curve, to_ansi, to_text, width_of
+from windlass.observe.top.draw import bar, curve, encodable, to_ansi, to_text, width_of
 from windlass.observe.top.keys import pressed
 from windlass.observe.top.reader import Address, TopReader
 from windlass.observe.top.screen import Shown, chosen_requests, lines
@@ -136,6 +136,12 @@ def test_a_request_is_cancelled_only_after_yes() -> None:
     after, action = _press("y", asked)
     assert action == VIEW.requests[0] and not after.question and not after.is_paused
     assert pressed("k", Shown(), TopView(at=0.0))[0].message
+
+
+def test_a_terminal_that_knows_ascii_only() -> None:
+    assert encodable(curve([1, 2, 3], 10), "ascii") == "_:#"
+    assert encodable("Zoë 模型 ▁", "ascii") == "Zo? ?? _" and encodable("Zoë ▁", "utf-8") == "Zoë ▁"
+    assert encodable("Zoë ▁", "latin-1") == "Zoë _"
 
 
 def test_bars_and_curves() -> None:

@@ -155,7 +155,10 @@ def test_who_leaves_takes_the_work_along(monkeypatch: pytest.MonkeyPatch) -> Non
     async def run() -> None:
         async with opened() as pool:
             job = asyncio.create_task(pool.render(LOOPS, HELLO))
-            [parent] = await asyncio.to_thread(until, lambda: children(os.getpid(), PROGRAM))
+            while not pool._workers.is_started:
+                await asyncio.sleep(0)
+            assert pool._workers._process is not None
+            parent = pool._workers._process.pid
             [worker] = await asyncio.to_thread(until, lambda: children(parent))
             job.cancel()
             await asyncio.gather(job, return_exceptions=True)
@@ -173,7 +176,8 @@ def test_processes_that_are_killed_are_replaced(who: str) -> None:
             for number in range(3):
                 await pool.check_grammar(schema({"const": number}))
                 assert await pool.render("{{ messages[0].content }}", HELLO) == "hello"
-                parents = children(os.getpid(), PROGRAM)
+                assert pool._workers._process is not None
+                parents = [pool._workers._process.pid]
                 workers = [worker for parent in parents for worker in children(parent)]
                 victims = {"parent": parents, "workers": workers, "all": parents + workers}[who]
                 kill(victims)
@@ -190,7 +194,7 @@ def test_a_closed_one_starts_nothing() -> None:
             for late in (pool.render("x", HELLO), pool.check_grammar(schema({}))):
                 with pytest.raises(Unavailable, match="closed"):
                     await late
-            assert children(os.getpid(), PROGRAM) == []
+            assert not pool._workers.is_started
 
     asyncio.run(run())
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from windlass.check.machine.host import FAR_SKEW_SECONDS, SET_CLOCK
 from windlass.check.needs import Needs
 from windlass.check.report import Check, failed, passed, warned
 from windlass.core.model import Frozen
 from windlass.machine.health.disk_check import DiskFacts
-from windlass.units import GIB, MB, MIB, format_bandwidth, format_bytes
+from windlass.units import GIB, MB, MIB, format_bandwidth, format_bytes, format_seconds
 
 SPARE_BYTES = 5 * GIB
 """Logs, caches and results of any run."""
@@ -32,7 +33,15 @@ class SharedFacts(Frozen):
 
 
 def judge_disk(facts: DiskFacts, needs: Needs, host: str = "") -> list[Check]:
-    return [_room(facts, needs, host), *_speed(facts, needs, host)]
+    return [_room(facts, needs, host), *_clock(facts, host), *_speed(facts, needs, host)]
+
+
+def _clock(facts: DiskFacts, host: str) -> Iterator[Check]:
+    """A file server has a clock of its own."""
+    ahead = facts.clock_ahead_seconds
+    if abs(ahead) > FAR_SKEW_SECONDS:
+        shown = f"files in {facts.folder} are dated {format_seconds(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} this machine's clock"
+        yield warned("clock", shown, f"within {format_seconds(FAR_SKEW_SECONDS)}", SET_CLOCK, host)
 
 
 def _room(facts: DiskFacts, needs: Needs, host: str) -> Check:

@@ -19,6 +19,9 @@ SKEW_SECONDS = 0.05
 """node-mixin's alert."""
 FAR_SKEW_SECONDS = 60.0
 """Certificates, logs and file times go wrong."""
+SET_CLOCK = "set it with chrony or systemd-timesyncd; certificates, file times and logs go wrong meanwhile"
+LEAST_FILE_BYTES = 64 * GIB
+"""Weights and checkpoints are files of gigabytes."""
 SWAP_SHARE = 0.25
 VECTORS = ({"avx2", "fma"}, {"asimd"})
 
@@ -33,6 +36,8 @@ def judge_host(facts: HostFacts, needs: Needs, *, has_rdma: bool = False) -> lis
         *_limits(facts, needs, has_rdma, host),
         *_packages(facts, needs, host),
         _environment(facts, host),
+        _names(facts, host),
+        _clock(facts, host),
     ]
 
 
@@ -45,6 +50,14 @@ def _cpu(facts: HostFacts, host: str) -> Check:
             shown,
             "AVX2 with FMA, or NEON",
             "CPU kernels fall back to PyTorch and are slow; in a virtual machine pass the host's CPU through",
+            host,
+        )
+    if facts.quota_cores is not None and facts.quota_cores < 1:
+        return warned(
+            "cpu",
+            f"{facts.quota_cores:.2g} of a core, by a quota",
+            "1 core",
+            "everything takes many times as long: raise the quota (`docker run --cpus`, cpu.max of the control group, CPUQuota of the service)",
             host,
         )
     return passed("cpu", shown, host=host)
@@ -101,6 +114,31 @@ def _limits(facts: HostFacts, needs: Needs, has_rdma: bool, host: str) -> Iterat
         yield warned("open files", f"{facts.max_open_files:,}", f"{OPEN_FILES:,}", "`ulimit -n 65536` before starting", host)
     else:
         yield passed("open files", f"{facts.max_open_files:,}", host=host)
+
+    if facts.max_file_bytes is not None and facts.max_file_bytes < max(LEAST_FILE_BYTES, needs.disk_bytes):
+        remedy = "`ulimit -f unlimited`, or LimitFSIZE in the service: a larger file ends the program that writes it"
+        yield warned("file size", f"{format_bytes(facts.max_file_bytes)} at most", "no limit", remedy, host)
+
+
+def _names(facts: HostFacts, host: str) -> Check:
+    if facts.name_problem:
+        remedy = "downloads, and other machines by name, will fail: mend /etc/resolv.conf, or put the names into /etc/hosts"
+        return warned("names", facts.name_problem, "names are found", remedy, host)
+    return passed("names", "this machine's name is found, and name servers answer if there are any", host=host)
+
+
+def _clock(facts: HostFacts, host: str) -> Check:
+    """Machines are compared with each other by `--hosts`; one alone has its files and its board."""
+    board = facts.board_clock_ahead_seconds
+    if facts.clock_behind_seconds > FAR_SKEW_SECONDS:
+        shown = f"{format_seconds(facts.clock_behind_seconds)} behind files of this machine, or more"
+        return failed("clock", shown, "not behind what was written before", SET_CLOCK, host)
+    if board is not None and abs(board) > FAR_SKEW_SECONDS and not facts.is_synchronized:
+        shown = f"{format_seconds(abs(board))} {'behind' if board > 0 else 'ahead of'} the board's clock"
+        return warned("clock", shown, f"within {format_seconds(FAR_SKEW_SECONDS)}", SET_CLOCK, host)
+    kept = {True: "kept right by NTP or PTP", False: "nothing keeps it right that the kernel knows of"}
+    known = kept.get(facts.is_synchronized, "unknown whether something keeps it right")  # type: ignore[arg-type]
+    return passed("clock", f"{known}; not behind its files; `--hosts` compares machines", host=host)
 
 
 def _packages(facts: HostFacts, needs: Needs, host: str) -> Iterator[Check]:

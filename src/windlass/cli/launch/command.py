@@ -124,7 +124,8 @@ def _submitting(scheduler: Scheduler) -> Callable[..., int]:
 
         refuse_others_options(ctx, scheduler)
         values = tuple(value for value in (each or "").split(",") if value)
-        check_words(ctx.find_root().command, [word.replace("{}", values[0] if values else "{}") for word in command])
+        filled = [[word.replace("{}", value) for word in command] for value in values or ("{}",)]
+        parsed = [check_words(ctx.find_root().command, words) for words in filled]
         given: dict[str, Any] = {
             "time_seconds": None if time is None else parse_time(time), "warning_seconds": None if warning is None else parse_time(warning),
             "partition": partition, "account": account, "qos": qos, "constraint": constraint, "reservation": reservation, "cpus_per_node": cpus,
@@ -153,7 +154,7 @@ def _submitting(scheduler: Scheduler) -> Callable[..., int]:
             wait=wait,
             check=check,
         )
-        return submit(options)
+        return submit(options, [one for one in parsed if one is not None])
 
     return run
 

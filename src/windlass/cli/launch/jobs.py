@@ -36,8 +36,22 @@ def state_of(record: Record) -> JobState:
         found = driver_of(record.scheduler).state(record)
     except Error as error:
         return JobState(state="unknown", reason=str(error))
+    if found.is_final:
+        _clean(record)
     was_cancelled = (Path(record.folder) / CANCELLED).exists()
     return JobState(state="cancelled") if was_cancelled and found.state in ("done", "failed", "unknown") else found
+
+
+def _clean(record: Record) -> None:
+    """The secrets of a server whose script was killed, or never started; not those of a later job in the same folder."""
+    from windlass.launch.drive.state import remove_secrets
+    from windlass.launch.registry import all_jobs, jobs_directory
+
+    if record.job.kind != "serve":
+        return
+    last = next((one for one in all_jobs(jobs_directory()) if one.folder == record.folder), record)
+    if last.name == record.name:
+        remove_secrets(Path(record.folder))
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -198,6 +212,7 @@ def cancel(name: str) -> int:
     except Error:
         mark.unlink(missing_ok=True)
         raise
+    _clean(record)
     print(f"{record.name} is cancelled")
     return 0
 

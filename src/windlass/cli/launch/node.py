@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from types import FrameType
 
@@ -13,6 +14,7 @@ def run_on_node(folder: str, run: str, number: int, meeting: str, index: int | N
     from windlass.formats.disk.atomic import write_atomically
     from windlass.launch.hostfile import parse_hostfile
     from windlass.launch.node import Node, read_description, run_node
+    from windlass.machine.parent_death import kill_with_parent
 
     if folder == "-":
         description = read_description(os.environ.pop("WINDLASS_JOB", "").encode())
@@ -21,6 +23,8 @@ def run_on_node(folder: str, run: str, number: int, meeting: str, index: int | N
         ]
     else:
         description = read_description(_read(Path(folder) / "job.json"))
+        if description.settings.scheduler == "local":  # a scheduler ends what its script leaves
+            kill_with_parent(signal.SIGTERM)
         hosts = tuple(_read(Path(run) / "hosts").decode().split())
     if number >= max(len(hosts), 1):
         raise BadInput(f"node {number} is not among the {len(hosts)} hosts of this job")
@@ -40,7 +44,9 @@ def supervise_ssh(folder: Path, run: Path) -> int:
     from windlass.formats.disk.atomic import write_atomically
     from windlass.launch.drive.ssh import supervise
     from windlass.launch.node import read_description
+    from windlass.machine.parent_death import kill_with_parent
 
+    kill_with_parent(signal.SIGTERM)  # of the job's script: nobody would end what runs on the hosts
     return supervise(read_description(_read(folder / "job.json")), run, write_atomically)
 
 
@@ -62,7 +68,6 @@ def _array_index(run: str) -> int | None:
 
 def run_vllm_node(model: str, plan: Path, node: int) -> int:
     """In the foreground; a signal ends vLLM and its ranks."""
-    import signal
     import subprocess
 
     from windlass.open.plan import read_plan

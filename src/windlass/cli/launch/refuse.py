@@ -55,14 +55,16 @@ def refuse_others_kinds(kind: Kind, scheduler: Scheduler, ranks: int | None, on_
         raise BadInput(f"--on-node-loss shrink is for Slurm and ssh: `launch {scheduler}` cannot go on without a node")
 
 
-def check_words(root: Any, words: list[str]) -> None:
-    """Parses the job's command line, as it will be when the job starts, perhaps hours later. `root`: the command `windlass`."""
+def check_words(root: Any, words: list[str]) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+    """Parses the job's command line, as it will be when the job starts, perhaps hours later. `root`: the command `windlass`.
+
+    Returns the names of the command and its options."""
     if not words or words[0] not in VERBS:
-        return  # refused in better words when the job is made
+        return None  # refused in better words when the job is made
     if {"-h", "--help"} & set(words):
         raise BadInput(f"help is not a job: `windlass {' '.join(words)}` shows it")
     try:
-        _parse(root, words)
+        return _parse(root, words)
     except Exception as error:  # of click, whose usage errors format their own message; others are ours
         usage = getattr(error, "format_message", None)
         if usage is None:
@@ -71,14 +73,15 @@ def check_words(root: Any, words: list[str]) -> None:
         raise BadInput(f"{said} (see `windlass {words[0]} --help`)") from None
 
 
-def _parse(root: Any, words: list[str]) -> None:
+def _parse(root: Any, words: list[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Groups are walked as click does."""
-    context, command, left = None, root, words
+    context, command, left, names = None, root, words, list[str]()
     while True:
         context = command.make_context(command.name or "windlass", list(left), parent=context)
         if not hasattr(command, "resolve_command"):
-            return
+            return tuple(names), dict(context.params)
         left = [*context._protected_args, *context.args]  # as click's Group.invoke
         if not left:
-            return
-        _, command, left = command.resolve_command(context, left)
+            return tuple(names), {}
+        name, command, left = command.resolve_command(context, left)
+        names.append(str(name))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from windlass.cli.launch.before import Words, refuse_before
 from windlass.cli.launch.refuse import QUEUES, TAKEN_BY, refuse_others_kinds
 from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
@@ -51,7 +52,8 @@ class LaunchOptions(Frozen):
     check: bool = True
 
 
-def submit(options: LaunchOptions) -> int:
+def submit(options: LaunchOptions, parsed: Sequence[Words] = ()) -> int:
+    """`parsed`: the command's own options; of an array, for each value."""
     from windlass.launch.registry import jobs_directory, new_name
 
     directory = jobs_directory()
@@ -59,7 +61,11 @@ def submit(options: LaunchOptions) -> int:
     hosts = _hosts(options)
     job = _job(options, name, hosts)
     settings = _settings(options, name, directory, hosts)
+    for words in parsed:
+        refuse_before(words, job, settings)
+    settings, notes = _with_cpus(job, settings)
     rendered = render_job(job, settings)
+    rendered = msgspec.structs.replace(rendered, notes=(*rendered.notes, *notes))
     if options.dry_run:
         show(rendered, options.as_json)
         return 0
@@ -210,6 +216,24 @@ def _settings(options: LaunchOptions, name: str, directory: Path, hosts: tuple[s
         raise BadInput(f"launch settings: {error}") from None
 
 
+def _with_cpus(job: Job, settings: Settings) -> tuple[Settings, tuple[str, ...]]:
+    """Without --cpus schedulers give one CPU a task. What is asked for instead is said, and so is where nothing is known."""
+    if settings.cpus_per_node is not None or settings.scheduler not in QUEUES or _asks_for_cpus(settings):
+        return settings, ()
+    if settings.scheduler == "pbs":
+        number = max(job.gpus_per_node, 1) if settings.dialect == "pbspro" else 1
+        return settings, (f"CPUs: {number} on each node; --cpus N asks for N",)
+    from windlass.launch.drive.cpus import usual_cpus
+
+    found = usual_cpus(job, settings)
+    return msgspec.structs.replace(settings, cpus_per_node=found.per_node), (found.why,)
+
+
+def _asks_for_cpus(settings: Settings) -> bool:
+    """By a directive of the user's own."""
+    return any(word.startswith(("--cpus-per", "-c", "ncpus", "-l")) for word in settings.extra)
+
+
 def _of_scheduler(site: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
     """Without what only queues have a use for: the container of a site is not that of a job on this machine."""
     named = {"cpus_per_node": "cpus", "mounts": "mount"}
@@ -248,6 +272,7 @@ def _check(job: Job) -> None:
 
 
 def _start(job: Job, settings: Settings, rendered: Rendered, directory: Path) -> Record:
+    from windlass.cli.launch.jobs import CANCELLED
     from windlass.formats.disk.atomic import write_atomically, write_errors
     from windlass.launch.drive.choose import driver_of
     from windlass.launch.drive.state import Record
@@ -261,8 +286,7 @@ def _start(job: Job, settings: Settings, rendered: Rendered, directory: Path) ->
         folder.chmod(0o700)  # keys and prompts lie there
     for name, text in rendered.files.items():
         write_atomically(folder / name, text.encode())
-    if job.kind == "serve":
-        _write_secrets(folder)
+    (folder / CANCELLED).unlink(missing_ok=True)  # of a job that had this folder before
     try:
         job_id = driver_of(settings.scheduler).submit(rendered, folder)
     except Error:
@@ -284,15 +308,6 @@ def _refuse_taken(folder: Path, directory: Path) -> None:
     for other in all_jobs(directory):
         if Path(other.folder) == folder and not state_of(other).is_final:
             raise BadInput(f"{folder} is the folder of the job {other.name}, which has not ended; choose another --folder")
-
-
-def _write_secrets(folder: Path) -> None:
-    """A server's key and the secret of its workers; kept if the job is launched again."""
-    for name in ("api-key", "secret"):
-        file = folder / name
-        if not file.exists():
-            file.touch(0o600)
-            file.write_text(secrets.token_urlsafe(32) + "\n")
 
 
 def _say_started(record: Record, rendered: Rendered, as_json: bool) -> None:

@@ -98,10 +98,11 @@ def _print_once(reader: TopReader, options: TopOptions) -> int:
 
 
 def _text(view: TopView, reader: TopReader, width: int, options: TopOptions) -> str:
-    from windlass.observe.top.draw import to_text
+    from windlass.observe.top.draw import encodable, to_text
     from windlass.observe.top.screen import Shown, lines
 
-    return "\n".join(to_text(line) for line in lines(view, reader.curves, Shown(is_plain=options.plain), max(width, 40), 10_000))
+    found = lines(view, reader.curves, Shown(is_plain=options.plain), max(width, 40), 10_000)
+    return encodable("\n".join(to_text(line) for line in found), sys.stdout.encoding)
 
 
 def _print_often(reader: TopReader, options: TopOptions) -> int:

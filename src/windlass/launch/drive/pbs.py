@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from pathlib import Path
 
-from windlass.launch.drive.state import JobState, Record, SchedulerFailed, clean_environment, ended_state, runs_of
+from windlass.launch.drive.state import (
+    JobState,
+    Record,
+    SchedulerFailed,
+    agreed,
+    clean_environment,
+    ended_state,
+    runs_of,
+    state_of_code,
+)
 from windlass.launch.job import Rendered
 
 SECONDS = 60
@@ -19,6 +29,8 @@ WAITING = {
     "U": "suspended",
     "M": "moved",
 }
+TIME_LIMIT = -29
+"""Exit_status (JOB_EXEC_KILL_WALLTIME of OpenPBS)."""
 RUNNING = {"R", "E", "B"}
 """B: an array that has begun."""
 
@@ -41,7 +53,7 @@ class Pbs:
             return ended_state(folder, num_tasks) or JobState(state="unknown", reason=reason, is_lost=known)
         if found.state in ("running", "waiting"):
             return found
-        return ended_state(folder, num_tasks) or found
+        return agreed(found, ended_state(folder, num_tasks)) or found
 
     def cancel(self, record: Record) -> None:
         _run(["qdel", last_id(Path(record.folder), record.id)])
@@ -65,8 +77,8 @@ def _run(argv: list[str], folder: Path | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise SchedulerFailed(f"{argv[0]} did not answer within {SECONDS} s; try again") from None
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise SchedulerFailed(f"{argv[0]} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        said = "; ".join(dict.fromkeys(line.strip() for line in done.stderr.splitlines() if line.strip()))
+        raise SchedulerFailed(f"{argv[0]} failed: {said or f'exit code {done.returncode}'}")
     return done.stdout
 
 
@@ -80,13 +92,16 @@ def parse_job(text: str) -> JobState:
     if letter in RUNNING:
         return JobState(state="running", hosts=hosts_of(fields.get("exec_host", "")))
     code = fields.get("Exit_status", fields.get("exit_status", "")).strip()
-    if code == "0":
-        return JobState(state="done")
-    if code == "75":
-        return JobState(state="stopped", reason="saved and stopped; launch it again to go on")
-    return JobState(
-        state="failed", reason=f"exit status {code}{' (time limit)' if code == '-29' else ''}" if code else f"state {letter}"
-    )
+    return _ended(int(code)) if re.fullmatch(r"-?\d+", code) else JobState(state="failed", reason=f"state {letter}")
+
+
+def _ended(code: int) -> JobState:
+    """256 and the number of a signal: it was ended by one, with qdel as a rule (pbs_attributes.7B, Exit_status)."""
+    if code == TIME_LIMIT:
+        return JobState(state="failed", reason="the time limit was reached")
+    if code - 256 in (signal.SIGTERM, signal.SIGKILL):
+        return JobState(state="cancelled", reason=f"ended by {signal.Signals(code - 256).name}")
+    return state_of_code(code)
 
 
 def hosts_of(exec_host: str) -> str:

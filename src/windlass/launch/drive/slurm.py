@@ -8,7 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from windlass.core.model import Frozen
-from windlass.launch.drive.state import JobState, Record, SchedulerFailed, clean_environment, ended_state
+from windlass.launch.drive.state import (
+    JobState,
+    Record,
+    SchedulerFailed,
+    agreed,
+    clean_environment,
+    ended_state,
+    state_of_code,
+    worst,
+)
 from windlass.launch.job import Rendered
 
 SECONDS = 60
@@ -26,7 +35,13 @@ WAITING = {
     "RESV_DEL_HOLD",
 }
 """PREEMPTED is not final: it is requeued."""
-ENDINGS = {"COMPLETED": "done", "CANCELLED": "cancelled"}
+ENDINGS = {
+    "TIMEOUT": "the time limit was reached",
+    "DEADLINE": "its deadline passed",
+    "NODE_FAIL": "a node of it was lost",
+    "BOOT_FAIL": "a node could not be started",
+    "OUT_OF_MEMORY": "it used more memory than it was given; ask for more with --memory",
+}
 
 # The scheduler's reason codes (squeue(1), JOB REASON CODES) in words, with what to do.
 REASONS = {
@@ -71,7 +86,9 @@ class Slurm:
 
     def state(self, record: Record) -> JobState:
         try:
-            lines = parse_queue(_run(["squeue", "--noheader", "--all", f"--format={FORMAT}", "--jobs", record.id]))
+            lines = parse_queue(
+                _run(["squeue", "--noheader", "--all", "--states=all", f"--format={FORMAT}", "--jobs", record.id])
+            )
         except SchedulerFailed as error:
             if "Invalid job id" not in str(error):
                 return ended_state(Path(record.folder), len(record.job.values) or 1, record.id) or JobState(
@@ -82,7 +99,7 @@ class Slurm:
         if alive:
             return live_state(alive)
         own = ended_state(Path(record.folder), len(record.job.values) or 1, record.id)
-        return own if own is not None and own.state == "done" else self._accounted(record, lines) or own or LOST
+        return _with_reason(agreed(self._accounted(record, lines), own) or LOST, lines)
 
     def cancel(self, record: Record) -> None:
         _run(["scancel", record.id])
@@ -96,8 +113,15 @@ class Slurm:
         with suppress(SchedulerFailed):
             answer = _run(["sacct", "-n", "-P", "-X", "-o", "State,ExitCode", "-j", record.id])
             if answer.strip():
-                return ended(*[*answer.splitlines()[-1].split("|"), ""][:2])
-        return ended(lines[-1].state, "") if lines else None
+                return worst([ended(*[*line.split("|"), ""][:2]) for line in answer.splitlines() if line.strip()])
+        return worst([ended(line.state, "") for line in lines]) if lines else None
+
+
+def _with_reason(state: JobState, lines: list[QueueLine]) -> JobState:
+    """Of a job that failed and wrote no exit code."""
+    if state.state != "failed" or state.reason or not lines:
+        return state
+    return JobState(state="failed", reason=f"{lines[-1].reason}: its script was killed, and left no exit code")
 
 
 LOST = JobState(
@@ -115,9 +139,18 @@ def _run(argv: list[str]) -> str:
     except subprocess.TimeoutExpired:
         raise SchedulerFailed(f"{argv[0]} did not answer within {SECONDS} s; try again") from None
     if done.returncode:
-        lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        raise SchedulerFailed(f"{argv[0]} failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        raise SchedulerFailed(f"{argv[0]} failed: {complaint(done.stderr) or f'exit code {done.returncode}'}")
     return done.stdout
+
+
+def slurm_answer(argv: list[str]) -> str:
+    return _run(argv)
+
+
+def complaint(text: str) -> str:
+    """The reason may stand in any line: `sbatch: unrecognized option '--nosuch'`, then `Try "sbatch --help" for more information`."""
+    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line.strip()) for line in text.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line and not line.startswith("Try ")))[:400]
 
 
 def parse_queue(text: str) -> list[QueueLine]:
@@ -151,9 +184,13 @@ def explain(reason: str) -> str:
 def ended(state: str, exit_code: str) -> JobState:
     """`CANCELLED by 0`, `NODE_FAIL`, `TIMEOUT`, with sacct's `1:0`."""
     name = state.split()[0].rstrip("+")
-    code = exit_code.partition(":")[0]
-    if name == "FAILED" and code == "75":
-        return JobState(state="stopped", reason="saved and stopped; launch it again to go on")
-    if name in ENDINGS:
-        return JobState(state="done" if ENDINGS[name] == "done" else "cancelled", reason="" if name == "COMPLETED" else state)
-    return JobState(state="failed", reason=f"{state}{f', exit code {code}' if code not in ('', '0') else ''}")
+    code, _, number = exit_code.partition(":")
+    if name == "COMPLETED":
+        return JobState(state="done")
+    if name == "CANCELLED":
+        return JobState(state="cancelled", reason=state)
+    if name != "FAILED":
+        return JobState(state="failed", reason=f"{state}: {ENDINGS[name]}" if name in ENDINGS else state)
+    if number not in ("", "0"):
+        return JobState(state="failed", reason=f"its script was killed by signal {number}")
+    return state_of_code(int(code)) if code.isdecimal() and code != "0" else JobState(state="failed")

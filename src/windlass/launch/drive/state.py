@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
@@ -11,10 +13,11 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import Error
-from windlass.launch.job import Job, Rendered, Scheduler
+from windlass.launch.job import SECRETS, STOPPED, Job, Rendered, Scheduler
 
 StateName = Literal["waiting", "running", "done", "stopped", "failed", "cancelled", "unknown"]
-STOPPED = 75
+SECONDS_TO_START = 30
+"""A scheduler counts the time limit from before the script starts."""
 
 
 class SchedulerFailed(Error):
@@ -62,6 +65,12 @@ class Exit(Frozen):
     """exit.json, written by the script itself: the truth where no accounting is installed."""
 
     code: int
+    host: str = ""
+    """Of the node that failed first."""
+    told: int | None = None
+    """Seconds after which a signal told the script to end; None: it ended by itself."""
+    limit: int | None = None
+    """The time limit in seconds."""
     ended: int = 0
 
 
@@ -87,19 +96,62 @@ def ended_state(folder: Path, num_tasks: int = 1, job_id: str = "") -> JobState 
     exits = [found for run in runs if (found := exit_of(run)) is not None]
     if len(exits) < num_tasks or not exits:
         return None
-    codes = [one.code for one in exits[: max(num_tasks, 1)]]
-    return state_of_code(max(codes), sum(code != 0 for code in codes), num_tasks)
+    return worst([state_of_exit(one) for one in exits[: max(num_tasks, 1)]])
 
 
-def state_of_code(code: int, num_failed: int = 1, num_tasks: int = 1) -> JobState:
+def state_of_exit(found: Exit) -> JobState:
+    """Who was told to end was cancelled, whatever its code: servers end well when they are told to."""
+    if found.code == STOPPED:
+        return SAVED
+    if found.told is not None:
+        if found.limit is not None and found.told >= found.limit - SECONDS_TO_START:
+            return JobState(state="failed", reason="the time limit was reached")
+        return JobState(state="cancelled", reason="ended by a signal")
+    return state_of_code(found.code, found.host)
+
+
+SAVED = JobState(state="stopped", reason="saved and stopped; launch it again to go on")
+
+
+def state_of_code(code: int, host: str = "") -> JobState:
     if code == 0:
         return JobState(state="done")
     if code == STOPPED:
-        return JobState(state="stopped", reason="saved and stopped; launch it again to go on")
-    if code in (143, 130):
-        return JobState(state="cancelled", reason="ended by a signal")
-    several = f"{num_failed} of {num_tasks} tasks; " if num_tasks > 1 else ""
-    return JobState(state="failed", reason=f"{several}exit code {code}")
+        return SAVED
+    by_signal = ""
+    with suppress(ValueError):
+        by_signal = f" ({signal.Signals(code - 128).name})" if code > 128 else ""
+    return JobState(state="failed", reason=f"exit code {code}{by_signal}{f' on {host}' if host else ''}")
+
+
+def worst(tasks: Sequence[JobState]) -> JobState:
+    """Of an array, how most would say that it ended: one failure is a failure."""
+    for name in ("failed", "cancelled", "stopped", "done"):
+        ended_so = [task for task in tasks if task.state == name]
+        if ended_so:
+            several = f"{len(ended_so)} of {len(tasks)} tasks" if len(tasks) > 1 and name != "done" else ""
+            reasons = "; ".join(dict.fromkeys(task.reason for task in ended_so if task.reason))
+            return msgspec.structs.replace(ended_so[0], reason=": ".join(filter(None, (several, reasons))))
+    return tasks[0]
+
+
+def agreed(said: JobState | None, own: JobState | None) -> JobState | None:
+    """What the scheduler says of an ended job, and what its own files say: the scheduler knows who ended it, the files know why."""
+    if said is None or own is None:
+        return said or own
+    if own.state == "stopped" and said.state != "done":
+        return own if said.state == "stopped" else msgspec.structs.replace(own, reason=f"{said.reason}; it had {own.reason}")
+    if own.state != said.state or own.reason.startswith(said.reason):
+        return said if own.state != said.state else own
+    more = f"; {own.reason}" if own.reason not in said.reason else ""
+    return msgspec.structs.replace(said, reason=f"{said.reason}{more}")
+
+
+def remove_secrets(folder: Path) -> None:
+    """A script that was killed could not."""
+    for name in (*SECRETS, "address.json"):
+        with suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
 
 
 def logs_of(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ def _batch(job: Job, settings: Settings) -> str:
             *_timer(job, settings),
             script.WAIT,
             *(['kill "$timer" 2>/dev/null'] if settings.time_seconds is not None else []),
-            script.RECORD,
+            script.record(settings.time_seconds),
             'exit "$code"',
             "",
         ]

@@ -82,6 +82,7 @@ def _batch(job: Job, settings: Settings) -> str:
             "attempt=${WINDLASS_ATTEMPT:-0}",
             'run="$folder/run-$PBS_JOBID-$attempt"',
             'mkdir -p "$run" || exit 2',
+            *script.secrets(job),
             *_index(job, settings),
             "# One line for each process of a node: every node once, in their order.",
             'awk \'!seen[$0]++\' "$PBS_NODEFILE" > "$run/hosts"',
@@ -95,7 +96,7 @@ def _batch(job: Job, settings: Settings) -> str:
             *(['kill "$timer" 2>/dev/null'] if _has_timer(job, settings) else []),
             "",
             *_again(job, settings),
-            script.RECORD,
+            script.record(settings.time_seconds),
             'exit "$code"',
             "",
         ]

@@ -75,8 +75,23 @@ def in_one_folder(job: Job, settings: Settings) -> list[str]:
         "set -u",
         f"folder={quoted(settings.folder)}",
         'run="$folder/run-0"',
+        'rm -rf "$run"  # of a job that had this folder before',
         'mkdir -p "$run" || exit 2',
+        *secrets(job),
     ]
+
+
+SECRETS = """# The server's key, and the secret of its workers: made now, and gone however this script ends.
+trap 'rm -f "$folder/api-key" "$folder/secret" "$folder/address.json"' EXIT
+for name in api-key secret; do
+    [ -s "$folder/$name" ] && continue  # of an attempt whose node was lost
+    (umask 077 && head -c 32 /dev/urandom | od -A n -v -t x1 | tr -d ' \\n' > "$folder/$name" && echo >> "$folder/$name") || exit 2
+done
+"""
+
+
+def secrets(job: Job) -> list[str]:
+    return [SECRETS] if job.kind == "serve" else []
 
 
 # `wait` returns early, with a code above 128, when a trapped signal arrives. A container may be slow to give the signal on.
@@ -86,11 +101,29 @@ WAIT = """while :; do
     [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null && continue
     break
 done
-[ "$code" -eq 0 ] && [ -e "$run/stopped" ] && code=75  # saved and stopped"""
+[ "$code" -eq 0 ] && [ -e "$run/stopped" ] && code=75  # saved and stopped
+host=
+# Of several nodes the first that failed counts, not those that were ended because of it.
+[ "$code" -ne 0 ] && [ -s "$run/failed" ] && read -r code host < "$run/failed\""""
+
+
+def nodes_left(job: Job) -> list[str]:
+    """A run that may shrink has done its work if enough nodes have."""
+    if not job.may_shrink:
+        return []
+    done = """$(grep -lE '"code":(0|75)[,}]' "$run"/node-*.json 2>/dev/null | wc -l)"""
+    return [f'[ "{done}" -ge {job.min_nodes} ] && {{ code=0; rm -f "$run/failed"; [ -e "$run/stopped" ] && code=75; }}']
+
 
 TRAPS = """trap 'touch "$run/warned"; kill -USR1 "$step" 2>/dev/null' USR1  # the time limit is near: save and stop
-trap 'kill -TERM "$step" 2>/dev/null' TERM INT"""
+trap 'told=$SECONDS; kill -TERM "$step" 2>/dev/null' TERM INT"""
 FILE_TRAPS = """trap 'touch "$run/warned"' USR1  # the nodes look for this file: save and stop
-trap 'kill -TERM "$step" 2>/dev/null' TERM INT"""
+trap 'told=$SECONDS; kill -TERM "$step" 2>/dev/null' TERM INT"""
 
-RECORD = """printf '{"code": %d, "ended": %d}\\n' "$code" "$(date +%s)" > "$run/.exit.part" && mv "$run/.exit.part" "$run/exit.json\""""
+_EXIT = '{"code": %d, "host": "%s", "told": %s, "limit": %s, "ended": %d}\\n'
+
+
+def record(limit_seconds: int | None) -> str:
+    """How it ended, and when it was told to end: at its time limit, or before."""
+    values = f'"$code" "$host" "${{told:-null}}" {"null" if limit_seconds is None else limit_seconds} "$(date +%s)"'
+    return f"""printf '{_EXIT}' {values} > "$run/.exit.part" && mv "$run/.exit.part" "$run/exit.json\""""

@@ -23,10 +23,19 @@ def render(job: Job, settings: Settings) -> Rendered:
 
 
 def time_limit(seconds: int) -> str:
-    """`1-02:00:00`; rounded up to a minute, which is Slurm's grain."""
-    minutes = -(-seconds // 60)
+    """`1-02:00:00`"""
+    minutes = _minutes(seconds)
     days, rest = divmod(minutes, 24 * 60)
     return f"{f'{days}-' if days else ''}{rest // 60:02}:{rest % 60:02}:00"
+
+
+def _minutes(seconds: int) -> int:
+    """Rounded up: Slurm's grain."""
+    return -(-seconds // 60)
+
+
+def _limit(settings: Settings) -> int | None:
+    return None if settings.time_seconds is None else 60 * _minutes(settings.time_seconds)
 
 
 def directives(job: Job, settings: Settings) -> list[str]:
@@ -92,6 +101,7 @@ def _batch(job: Job, settings: Settings) -> str:
             "attempt=${SLURM_RESTART_COUNT:-0}",
             f'run="$folder/run-{_id(job)}-$attempt"',
             'mkdir -p "$run" || exit 2',
+            *script.secrets(job),
             'scontrol show hostnames "$SLURM_JOB_NODELIST" > "$run/hosts"',
             'echo "windlass: attempt $((attempt + 1)) on $SLURM_JOB_NODELIST"',
             "",
@@ -99,9 +109,10 @@ def _batch(job: Job, settings: Settings) -> str:
             "step=$!",
             script.TRAPS,
             script.WAIT,
+            *script.nodes_left(job),
             "",
             *_requeue(job, settings),
-            script.RECORD,
+            script.record(_limit(settings)),
             'exit "$code"',
             "",
         ]

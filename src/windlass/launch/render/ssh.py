@@ -80,7 +80,7 @@ def _supervisor(job: Job, settings: Settings) -> str:
             "step=$!",
             script.TRAPS,
             script.WAIT,
-            script.RECORD,
+            script.record(None),
             'exit "$code"',
             "",
         ]

@@ -27,6 +27,8 @@ class DiskFacts(Frozen):
     free_inodes: int | None = None
     is_writable: bool = True
     problem: str = ""
+    clock_ahead_seconds: float = 0.0
+    """Of whoever dates files there: with shared storage the file server."""
     read_bytes_per_second: float = 0.0
     write_bytes_per_second: float = 0.0
     random_reads_per_second: float = 0.0
@@ -39,9 +41,10 @@ def disk_room(folder: Path) -> DiskFacts:
     """Without writing more than an empty file."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     usage, inodes = shutil.disk_usage(existing), os.statvfs(existing)
-    problem = ""
+    problem, ahead = "", 0.0
     try:
         descriptor, part = unnamed_file(existing if existing.is_dir() else existing.parent)
+        ahead = os.fstat(descriptor).st_mtime - time.time()
         os.close(descriptor)
         if part is not None:
             part.unlink(missing_ok=True)
@@ -54,6 +57,7 @@ def disk_room(folder: Path) -> DiskFacts:
         free_inodes=inodes.f_favail if inodes.f_files else None,
         is_writable=not problem,
         problem=problem,
+        clock_ahead_seconds=ahead,
     )
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from windlass import __version__
 from windlass.core.model import Frozen
+from windlass.machine.cgroups import cpu_quotas
+from windlass.machine.health.clock import board_ahead, clock_behind, is_synchronized
+from windlass.machine.health.names import name_problem
 from windlass.machine.proc import ReadText, field_bytes, read_text
 from windlass.machine.system import this_system
 
@@ -55,6 +58,17 @@ class HostFacts(Frozen):
     packages: dict[str, str]
     environment: dict[str, str]
     """Of NCCL, PyTorch, CUDA, gloo and MPI."""
+    max_file_bytes: int | None = None
+    """The largest file that this process may write (`ulimit -f`); None: no limit."""
+    quota_cores: float | None = None
+    """CPU time that its control groups allow; None: no limit."""
+    name_problem: str = ""
+    """Why names cannot be looked up."""
+    clock_behind_seconds: float = 0.0
+    """By how much the clock is behind files that were just there; 0: not that is known."""
+    board_clock_ahead_seconds: float | None = None
+    is_synchronized: bool | None = None
+    """Whether the kernel's clock is disciplined (NTP, PTP); None: unknown."""
 
 
 def read_host(read: ReadText = read_text) -> HostFacts:
@@ -62,6 +76,7 @@ def read_host(read: ReadText = read_text) -> HostFacts:
     shm = _usage("/dev/shm")
     swap_total, swap_free = field_bytes(meminfo, "SwapTotal") or 0, field_bytes(meminfo, "SwapFree") or 0
     locked, files = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     return HostFacts(
         host=os.uname().nodename,
         kernel=os.uname().release,
@@ -79,6 +94,12 @@ def read_host(read: ReadText = read_text) -> HostFacts:
         shm_total_bytes=shm[1],
         max_locked_bytes=None if locked == UNLIMITED else locked,
         max_open_files=2**31 if files == UNLIMITED else files,
+        max_file_bytes=None if size == UNLIMITED else size,
+        quota_cores=min(cpu_quotas(read), default=None),
+        name_problem=name_problem(),
+        clock_behind_seconds=clock_behind(time.time()),
+        board_clock_ahead_seconds=board_ahead(time.time(), read),
+        is_synchronized=is_synchronized(),
         load_per_cpu=os.getloadavg()[0] / (os.cpu_count() or 1),
         epoch_seconds=time.time(),
         packages=package_versions(),

@@ -17,10 +17,13 @@ SECTOR_BYTES = 512
 """/proc/diskstats counts in these, whatever the disk has (kernel.org, admin-guide/iostats)."""
 NO_FILESYSTEMS = frozenset(
     "autofs bpf cgroup cgroup2 configfs debugfs devpts devtmpfs fusectl hugetlbfs mqueue nsfs proc pstore ramfs securityfs sysfs tracefs "
-    "squashfs overlay tmpfs binfmt_misc rpc_pipefs".split()
+    "squashfs overlay binfmt_misc rpc_pipefs".split()
 )
 NO_DISKS = re.compile(r"^(?:ram|loop|fd|dm-|zram|sr)\d*|\d+p\d+$|^[hsv]d[a-z]+\d+$")
 NO_INTERFACES = re.compile(r"^(?:lo|veth\w*|docker\d*|br-\w+)$")
+IN_MEMORY = "tmpfs"
+SYSTEMS_OWN = re.compile(r"^/(?:proc|sys|run/credentials|run/secrets)(?:/|$)")
+"""Small file systems in memory there are the kernel's, or a container's masks."""
 MAX_FILESYSTEMS = 32
 
 
@@ -46,13 +49,16 @@ def _cpu(found: Readings, stat: str) -> None:
 
 
 def filesystems(mounts: str) -> list[tuple[str, str, str]]:
-    """(device, type, place), each device once, at the first place it is mounted."""
+    """(device, type, place), each device once, at the first place it is mounted. Those in memory (/dev/shm, /tmp) have no device of their own."""
     chosen: dict[str, tuple[str, str, str]] = {}
     for line in mounts.splitlines():
         words = line.split()
         if len(words) >= 3 and words[2] not in NO_FILESYSTEMS and not words[2].startswith("fuse."):
             place = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), words[1])
-            chosen.setdefault(words[0], (words[0], words[2], place))
+            if words[2] != IN_MEMORY:
+                chosen.setdefault(words[0], (words[0], words[2], place))
+            elif not SYSTEMS_OWN.match(place):
+                chosen[f"{IN_MEMORY} {place}"] = (words[0], IN_MEMORY, place)
     return list(chosen.values())[:MAX_FILESYSTEMS]
 
 

@@ -21,6 +21,8 @@ APPLICATION_XIDS = "13|31|32|43|45|63|68|69|92|94|121"
 """Programs' own faults, or nothing to do but note it (NVIDIA's XID catalogue); every other code is the machine's."""
 NO_READING_CELSIUS = 200.0
 """DCGM writes a huge number where a sensor has none."""
+CAN_BE_FULL = 'fstype!~"overlay|squashfs|ramfs|devtmpfs|iso9660|fuse.*", mountpoint!~"/(run|sys|proc)(/.*)?"'
+"""Those in memory too: what writes to /dev/shm or /tmp fails when they are full. How fast they fill says nothing."""
 FILESYSTEMS = 'fstype!~"tmpfs|overlay|squashfs|ramfs|devtmpfs|iso9660|fuse.*"'
 
 
@@ -144,11 +146,11 @@ def _node(objectives: Objectives) -> tuple[Alert, ...]:
         ),
         Alert(
             name="WindlassDiskFull",
-            expr=f"{left} < {objectives.disk_share_left:g}",
+            expr=f"{m.FILESYSTEM_AVAIL}{{{CAN_BE_FULL}}} / {m.FILESYSTEM_SIZE}{{{CAN_BE_FULL}}} < {objectives.disk_share_left:g}",
             for_seconds=120,
             severity="page",
             summary="{{ $labels.instance }} {{ $labels.mountpoint }}: {{ $value | humanizePercentage }} left",
-            action="Checkpoints and logs cannot be written soon. Free some.",
+            action="Checkpoints and logs cannot be written soon, or in /dev/shm and /tmp what ranks share. Free some.",
         ),
         Alert(
             name="WindlassDiskFilling",

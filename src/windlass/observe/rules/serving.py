@@ -79,6 +79,10 @@ def _burns(objectives: Objectives) -> tuple[Alert, ...]:
 def _serve() -> tuple[Alert, ...]:
     requests = f"sum by ({BY}) (increase({m.REQUESTS}[5m]))"
     failed = f'sum by ({BY}) (increase({m.REQUESTS}{{outcome=~"{FAILED}"}}[5m]))'
+    # An outage that is over pages nobody, though five minutes still hold it.
+    is_over = (
+        f'sum by ({BY}) (increase({m.REQUESTS}{{outcome=~"{FAILED}"}}[2m])) <= 0.025 * sum by ({BY}) (increase({m.REQUESTS}[2m]))'
+    )
     full = f'sum by ({BY}) (increase({m.REQUESTS}{{outcome="full"}}[5m]))'
     return (
         Alert(
@@ -115,8 +119,8 @@ def _serve() -> tuple[Alert, ...]:
         ),
         Alert(
             name="WindlassErrorRate",
-            expr=f"{failed} / {requests} > 0.05 and {requests} > 10",
-            for_seconds=120,
+            expr=f"({failed} / {requests} > 0.05 and {requests} > 10) unless {is_over}",
+            for_seconds=150,
             severity="page",
             summary="{{ $labels.instance }}: {{ $value | humanizePercentage }} of requests fail",
             action="`windlass_requests_total` by outcome says how; the server's log says why.",

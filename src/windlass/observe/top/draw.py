@@ -12,6 +12,8 @@ Style = Literal["", "dim", "bold", "good", "warn", "bad", "head", "pick"]
 Piece = tuple[str, Style]
 Line = list[Piece]
 LEVELS = "▁▂▃▄▅▆▇█"
+ASCII_LEVELS = "_.:-=+*#"
+"""For terminals that have no blocks."""
 CODES: dict[Style, str] = {"": "", "dim": "2", "bold": "1", "good": "32", "warn": "33", "bad": "31;1", "head": "1;7", "pick": "7"}
 
 
@@ -47,6 +49,16 @@ def _cells(character: str) -> int:
     if unicodedata.combining(character):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def encodable(text: str, encoding: str) -> str:
+    """As far as this encoding can write it: a terminal may know ASCII only."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        plain = text.translate(str.maketrans(LEVELS, ASCII_LEVELS))
+        return plain.encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def cut(line: Line, width: int) -> Line:
