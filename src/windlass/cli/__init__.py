@@ -7,7 +7,7 @@ import gc
 import io
 import os
 import sys
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from windlass.errors import Error
 from windlass.foreign import shown, shown_lines
@@ -23,8 +23,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def execute(argv: list[str]) -> int:
     from windlass.cli.app import invoke
 
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a locale without a letter of some name, such as ASCII, is no reason to end
+    _replace_unknown_letters(sys.stdout)
     if "HOME" not in os.environ:
         from windlass.machine.folders import ensure_home
 
@@ -48,6 +47,12 @@ def execute(argv: list[str]) -> int:
         print(f"windlass: {shown(error.strerror or error)}{where}", file=sys.stderr)
         _silence_stdout()
         return 2
+
+
+def _replace_unknown_letters(stream: TextIO) -> None:
+    """A locale without a letter of some name, such as ASCII, is no reason to end."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="replace")
 
 
 def _silence_stdout() -> None:
