@@ -44,8 +44,7 @@ def _models(command: str, options: Mapping[str, Any]) -> list[str]:
         sources = list(options.get("sources") or ())
         return sources if options.get("out_dir") is not None else sources[:-1]
     if command == "bench":
-        models: list[str] = list(options.get("model") or ())
-        return [] if options.get("random_weights") else models
+        return list[str](() if options.get("random_weights") else options.get("model") or ())
     return [word.partition("=")[2] or word if "/" not in word.partition("=")[0] else word for word in options.get("models") or ()]
 
 
