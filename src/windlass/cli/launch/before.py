@@ -41,10 +41,10 @@ def _evaluation(options: Mapping[str, Any], elsewhere: bool) -> None:
 
 def _models(command: str, options: Mapping[str, Any]) -> list[str]:
     if command == "convert":
-        sources = list(options.get("sources") or ())
+        sources: list[str] = list(options.get("sources") or ())
         return sources if options.get("out_dir") is not None else sources[:-1]
     if command == "bench":
-        return list[str](() if options.get("random_weights") else options.get("model") or ())
+        return [] if options.get("random_weights") else list(options.get("model") or ())
     return [word.partition("=")[2] or word if "/" not in word.partition("=")[0] else word for word in options.get("models") or ()]
 
 
