@@ -188,7 +188,7 @@ def test_an_answer_that_is_cut_off_says_so(running: Running) -> None:
         ("regex", "(unclosed", "the constraint cannot be compiled: .*unclosed group"),
         ("grammar", "begin: /a/", "the constraint cannot be compiled: .*no start rule"),
         ("json_schema", '{"type": "strin"}', "the constraint cannot be compiled: .*strin"),
-        ("json_schema", '{"not": {"type": "string"}}', "the constraint cannot be compiled: .*not"),
+        ("json_schema", '{"not": {"type": "string"}}', "the strict JSON schema has not, which cannot be enforced"),
         ("json_schema", "false", "no output can match"),
     ],
 )
@@ -285,7 +285,7 @@ def test_another_process_learns_the_words_and_so_does_the_one_after_it() -> None
 
 
 def test_grammars_that_were_given_up_hold_up_nobody(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forty that leave while the first of them is being compiled, and then somebody who stays: none of the others is begun."""
+    """Sixty that leave while the first of them is being compiled, and then somebody who stays: none of the others is begun."""
     begun: list[str] = []
     first, go_on = threading.Event(), threading.Event()
     compiling = GrammarCompiler._compile
@@ -297,13 +297,13 @@ def test_grammars_that_were_given_up_hold_up_nobody(running: Running, monkeypatc
         return compiling(guides, grammar)
 
     def words(number: int) -> str:
-        return "start: " + " | ".join(f'"w{number}x{place}"' for place in range(10_000)) + "\n"
+        return "start: " + " | ".join(f'"w{number}x{place}"' for place in range(1000)) + "\n"
 
     async def answered(request: Request) -> str:
         return "".join([delta.content async for delta in running.client.generate(request)])
 
     async def run() -> None:
-        tasks = [asyncio.create_task(answered(asked("grammar", words(number)))) for number in range(40)]
+        tasks = [asyncio.create_task(answered(asked("grammar", words(number)))) for number in range(60)]
         await asyncio.to_thread(first.wait, HUNG_SECONDS)
         while not any(task.done() for task in tasks):
             await asyncio.sleep(0.005)

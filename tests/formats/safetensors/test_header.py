@@ -172,7 +172,7 @@ def test_a_pointer_instead_of_the_file(tmp_path: Path) -> None:
 
 def test_the_error_is_one_line_and_survives_a_process_boundary() -> None:
     error = BadCheckpoint("what", Path("x.safetensors"), "a\x1b[31m\nb" * 100, 7)
-    assert str(error).startswith("x.safetensors, tensor 'a\\x1b[31m\\nb") and str(error).endswith(", byte 7: what")
+    assert str(error).startswith("x.safetensors, tensor a?[31m?b") and str(error).endswith(", byte 7: what")
     assert len(str(error)) < 300 and "\n" not in str(error) and "\x1b" not in str(error)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.offset, copy.exit_code) == (str(error), 7, 2)

@@ -88,7 +88,9 @@ class Runner:
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """fp32 logits of the rows that the chunks need; valid until the next run."""
-        with program.batch_invariant(self._is_invariant):
+        if not self._is_invariant:
+            return self._run(chunks)
+        with program.batch_invariant():
             return self._run(chunks)
 
     def _run(self, chunks: Sequence[Chunk]) -> Tensor:
