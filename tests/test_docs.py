@@ -107,6 +107,6 @@ def test_a_path_that_is_not_there_is_caught(text: str) -> None:
 
 
 def test_a_module_that_is_not_there_is_caught() -> None:
-    assert list(missing_modules("`windlass.engine.no_such.module.thing`")) and not list(
+    assert list(missing_modules("`windlass.runtime.engine.no_such.module.thing`")) and not list(
         missing_modules("windlass.core.model.MoE")
     )

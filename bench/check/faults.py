@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "check" / "real"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "tasks" / "check" / "real"))
 
 import injected
 

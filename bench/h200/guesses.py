@@ -27,17 +27,17 @@ from windlass.core.scheme import scheme
 from windlass.core.tiers import device, exchange
 from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.placement import predicted_seconds
-from windlass.engine.engine import Engine
-from windlass.engine.execute.graphs import CapturedGraph
-from windlass.engine.load import build, make_engine, with_limits
-from windlass.engine.protocol import Submit
-from windlass.families import rules
-from windlass.kernels.cuda import driver, tiered
-from windlass.kernels.cuda.tiered import FETCHED, STATE_WORDS
-from windlass.machine.bandwidth import second_level_bytes
-from windlass.machine.system import this_system
-from windlass.nn.fused.feed_forward import OffloadedFeed
-from windlass.offload.device.weights import DeviceTier
+from windlass.model.families import rules
+from windlass.runtime.engine.engine import Engine
+from windlass.runtime.engine.execute.graphs import CapturedGraph
+from windlass.runtime.engine.load import build, make_engine, with_limits
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.kernels.cuda import driver, tiered
+from windlass.runtime.kernels.cuda.tiered import FETCHED, STATE_WORDS
+from windlass.runtime.machine.bandwidth import second_level_bytes
+from windlass.runtime.machine.system import this_system
+from windlass.runtime.nn.fused.feed_forward import OffloadedFeed
+from windlass.runtime.offload.device.weights import DeviceTier
 from windlass.units import parse_bytes
 
 COUNTS, GUESSES = 6, 16

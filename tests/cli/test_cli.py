@@ -121,7 +121,7 @@ def test_damaged_config_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_models_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    from windlass.families.registry import known_models
+    from windlass.model.families.registry import known_models
 
     assert run(["models", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -25,7 +25,7 @@ from windlass.core.tiers.guesses import CARRIED_BYTES, GUESS_ROWS, GUESSED_RIGHT
 from windlass.core.tiers.placement import predicted_seconds
 from windlass.core.tiers.values import Demand, Speeds, TierPlacement
 from windlass.open.resolve import describe_model
-from windlass.plan.shards import ModelShards
+from windlass.tasks.plan.shards import ModelShards
 
 pytestmark = pytest.mark.pure
 

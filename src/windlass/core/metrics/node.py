@@ -1,7 +1,7 @@
 """Metrics of a machine: GPUs under DCGM's field names, the host under node_exporter's, energy.
 
 The units are those of the original names (MiB, MHz, mJ), not Prometheus' base units: a dashboard made for dcgm-exporter reads them.
-DCGM 4.6 renamed its fields; `RENAMED` has the new name of each, and recording rules read both (`windlass.observe`).
+DCGM 4.6 renamed its fields; `RENAMED` has the new name of each, and recording rules read both (`windlass.tasks.observe`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A layer asks the disk for all experts that it misses at once, and the CPU's threads compute them as they come. Nothing else is read meanwhile: the
 disk gets its work in bursts, begins each from nothing, and is idle until the next layer has chosen. How fast it is then is measured with such bursts
-(offload/tiers/reader.py). A layer that misses nothing does not wait. Routing is taken to be even, so that misses fall on layers by chance.
+(runtime/offload/tiers/reader.py). A layer that misses nothing does not wait. Routing is taken to be even, so that misses fall on layers by chance.
 """
 
 from __future__ import annotations
