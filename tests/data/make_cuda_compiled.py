@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "cuda"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "kernels" / "cuda"))
 
 import kept
 import test_compiles

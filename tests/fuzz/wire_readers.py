@@ -17,7 +17,7 @@ from fuzz.reader import Reader, put
 from windlass.errors import Error
 from windlass.wire.schema.errors import ApiError
 
-SERVE = Path(__file__).parents[1] / "serve"
+SERVE = Path(__file__).parents[1] / "tasks" / "serve"
 """Its stand-in for an engine."""
 REFUSALS = (Error, ApiError)
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "strict": True, "parameters": {

@@ -19,7 +19,7 @@ from windlass.tasks.plan.inference.search.request import PlanRequest
 
 pytestmark = pytest.mark.cpu
 
-CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
+CONFIG = json.loads((Path(__file__).parents[1] / "model" / "families" / "tiny" / "llama.json").read_text())
 LAUNCH = Launch(model="tiny", random_weights=RandomInit(config=CONFIG, scheme="bf16"))
 NODES = [Node(name=name, memory_bytes=8 * 10**9, bandwidth=1e10) for name in ("root", "a", "b")]
 

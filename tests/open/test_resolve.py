@@ -13,7 +13,7 @@ from windlass.open import resolve
 
 pytestmark = pytest.mark.pure
 
-TINY = Path(__file__).parents[1] / "families" / "tiny" / "llama.json"
+TINY = Path(__file__).parents[1] / "model" / "families" / "tiny" / "llama.json"
 
 
 @pytest.fixture

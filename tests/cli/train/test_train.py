@@ -46,7 +46,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-tiny_run = _load(Path(__file__).parents[2] / "train" / "tiny_run.py")
+tiny_run = _load(Path(__file__).parents[2] / "tasks" / "train" / "tiny_run.py")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ from windlass.tasks.launch.vllm.process import free_port
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 pytest.importorskip("httpx")
 
-TINY = Path(__file__).parents[2] / "families" / "tiny"
+TINY = Path(__file__).parents[2] / "model" / "families" / "tiny"
 PROGRAM = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -37,7 +37,7 @@ from windlass.runtime.offload.experts.experts import DiskExperts  # noqa: E402
 from windlass.runtime.weights.adapters import published_matrices  # noqa: E402
 from windlass.runtime.weights.source import open_model  # noqa: E402
 
-TINY = Path(__file__).parents[2] / "families" / "tiny"
+TINY = Path(__file__).parents[2] / "model" / "families" / "tiny"
 RUN = [name for name in sorted(path.stem for path in TINY.glob("*.json")) if name not in ("evo2", "glm_moe_dsa")]
 """Those two are planned, not run here."""
 SCHEMES = ("bf16", "fp32", "fp8", "int8", "int4")

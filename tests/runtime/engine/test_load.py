@@ -22,7 +22,7 @@ from windlass.runtime.engine.protocol import SequenceOutput, Submit
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]  # warnings are transformers'
 
-TINY = Path(__file__).parents[2] / "families" / "tiny"
+TINY = Path(__file__).parents[2] / "model" / "families" / "tiny"
 FAMILIES = ("llama", "glm4_moe_lite")
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 PROMPTS = ("Hello", "a much longer prompt that does not fit in one block of the cache", "x")

@@ -24,7 +24,7 @@ from windlass.runtime.weights.load.random import RandomWeights
 
 pytestmark = pytest.mark.cpu
 
-TINY = Path(__file__).parents[2] / "families" / "tiny"
+TINY = Path(__file__).parents[2] / "model" / "families" / "tiny"
 
 
 def spec_of(family: str) -> Any:

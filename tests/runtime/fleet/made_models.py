@@ -46,7 +46,7 @@ NINE_HEADS: dict[str, Any] = {
 """Its heads are SmolLM2's: no number of ranks but three divides them."""
 
 EXPERTS: dict[str, Any] = {
-    **json.loads((Path(__file__).parents[2] / "families" / "tiny" / "glm4_moe.json").read_text()),
+    **json.loads((Path(__file__).parents[2] / "model" / "families" / "tiny" / "glm4_moe.json").read_text()),
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
     "head_dim": 32,

@@ -14,7 +14,7 @@ from windlass.core.request import Request
 from windlass.runtime.engine.client.client import EngineClient, with_text
 from windlass.runtime.engine.load import load_model
 
-ENGINE = str(Path(__file__).parents[2] / "engine")
+ENGINE = str(Path(__file__).parents[2] / "runtime" / "engine")
 if ENGINE not in sys.path:
     sys.path.append(ENGINE)
 

@@ -39,7 +39,7 @@ from windlass.runtime.fleet.protocol.messages import (
 )
 from windlass.runtime.fleet.root.store import EpochStore, StoreClosed
 
-CONFIG = json.loads((Path(__file__).parents[2] / "families" / "tiny" / "llama.json").read_text())
+CONFIG = json.loads((Path(__file__).parents[2] / "model" / "families" / "tiny" / "llama.json").read_text())
 SECRET = b"sixteen bytes are enough"
 
 PATIENT = """

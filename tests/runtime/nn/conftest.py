@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from windlass.model.families import describe, rules  # noqa: E402
 from windlass.runtime.kernels.step import BLOCK_TOKENS, Step  # noqa: E402
 
-FOLDER = Path(__file__).parents[2] / "families" / "tiny"
+FOLDER = Path(__file__).parents[2] / "model" / "families" / "tiny"
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 # Quirks that the tiny configs leave off: another config with these keys changed.

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-PARALLEL = str(Path(__file__).parents[2] / "parallel")
+PARALLEL = str(Path(__file__).parents[2] / "runtime" / "parallel")
 if PARALLEL not in sys.path:
     sys.path.insert(0, PARALLEL)
 

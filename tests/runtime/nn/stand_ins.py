@@ -18,7 +18,7 @@ import torch
 from stand_ins_small import NAN, Small, plain, put
 from torch import Tensor
 
-CUDA_TESTS = str(Path(__file__).parents[2] / "kernels" / "cuda")
+CUDA_TESTS = str(Path(__file__).parents[2] / "runtime" / "kernels" / "cuda")
 if CUDA_TESTS not in sys.path:
     sys.path.insert(0, CUDA_TESTS)
 

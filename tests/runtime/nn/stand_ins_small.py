@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CUDA_TESTS = str(Path(__file__).parents[2] / "kernels" / "cuda")
+CUDA_TESTS = str(Path(__file__).parents[2] / "runtime" / "kernels" / "cuda")
 if CUDA_TESTS not in sys.path:
     sys.path.insert(0, CUDA_TESTS)
 

@@ -20,7 +20,7 @@ from windlass.runtime.nn.moe import MixtureOfExperts  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
-TINY = Path(__file__).parents[2] / "families" / "tiny"
+TINY = Path(__file__).parents[2] / "model" / "families" / "tiny"
 
 
 def layers(name: str) -> tuple[Engine, DecoderLayer, DecoderLayer]:

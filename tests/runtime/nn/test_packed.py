@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-KERNELS = str(Path(__file__).parents[2] / "kernels")
+KERNELS = str(Path(__file__).parents[2] / "runtime" / "kernels")
 if KERNELS not in sys.path:
     sys.path.insert(0, KERNELS)
 

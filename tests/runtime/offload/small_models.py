@@ -19,7 +19,7 @@ from windlass.runtime.engine.engine import Engine
 from windlass.runtime.engine.load import load_model
 from windlass.runtime.engine.protocol import Submit
 
-TINY = Path(__file__).parents[2] / "families" / "tiny"
+TINY = Path(__file__).parents[2] / "model" / "families" / "tiny"
 FAMILIES = tuple(sorted(path.stem for path in TINY.glob("*.json") if path.stem not in ("evo2", "glm_moe_dsa")))
 """All that can be run."""
 

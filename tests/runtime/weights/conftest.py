@@ -40,7 +40,7 @@ def tiny() -> Any:
     """tests/tasks/convert's maker of Hugging Face directories of every family."""
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
-    return load(HERE.parent / "convert" / "conftest.py").Tiny()
+    return load(HERE.parents[1] / "tasks" / "convert" / "conftest.py").Tiny()
 
 
 @pytest.fixture(scope="session")

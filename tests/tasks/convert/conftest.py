@@ -18,7 +18,7 @@ from windlass.model.families import describe, rules
 if TYPE_CHECKING:
     import torch
 
-FOLDER = Path(__file__).parents[2] / "families" / "tiny"
+FOLDER = Path(__file__).parents[2] / "model" / "families" / "tiny"
 
 # Rows long enough for groups: 128 takes every group, 96 only 32, 64 not 128.
 WIDER = {

@@ -25,7 +25,7 @@ from windlass.tasks.convert.convert import ConvertSettings, convert  # noqa: E40
 
 pytestmark = pytest.mark.cpu
 
-FAMILIES = sorted(path.stem for path in (Path(__file__).parents[2] / "families" / "tiny").glob("*.json"))
+FAMILIES = sorted(path.stem for path in (Path(__file__).parents[2] / "model" / "families" / "tiny").glob("*.json"))
 SCHEMES = {
     **{f"int4-{group}": scheme("int4", group) for group in GROUPS},
     **{f"int4-{group}-asymmetric": scheme("int4", group, zero_points=True) for group in GROUPS},
@@ -131,7 +131,7 @@ def test_read_back_within_the_bound(name: str, quant: str, sources: Sources, tin
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_that_no_group_divides_stay_as_they_are(name: str, tiny: Any, tmp_path: Path) -> None:
     """The tiny configs as they are: rows of 24, 13, 7."""
-    config = json.loads((Path(__file__).parents[2] / "families" / "tiny" / f"{name}.json").read_text())
+    config = json.loads((Path(__file__).parents[2] / "model" / "families" / "tiny" / f"{name}.json").read_text())
     made = tiny.rules(config)
     values = tiny.values(made)
     source = tiny.write(tmp_path / name, config, tiny.stored(made, values))

@@ -85,7 +85,7 @@ def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if value.dim() > 1:
             value.copy_(torch.randn_like(value) * (1.0 if "embed" in name else 1.3 * value.shape[-1] ** -0.5))
     model.save_pretrained(folder)
-    text = _neighbour(Path(__file__).parents[2] / "engine" / "fake_text.py")
+    text = _neighbour(Path(__file__).parents[2] / "runtime" / "engine" / "fake_text.py")
     text.model_text().tokenizer.backend.save(str(folder / "tokenizer.json"))
     words = {"chat_template": text.TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(words))

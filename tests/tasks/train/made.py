@@ -14,7 +14,7 @@ from windlass.core.recipe.recipe import Recipe, recipe_from
 from windlass.core.rule import Rule
 from windlass.model.families import describe, rules
 
-FOLDER = Path(__file__).parents[2] / "families" / "tiny"
+FOLDER = Path(__file__).parents[2] / "model" / "families" / "tiny"
 NAMES = [path.stem for path in sorted(FOLDER.glob("*.json")) if path.stem not in ("evo2", "glm_moe_dsa")]
 
 

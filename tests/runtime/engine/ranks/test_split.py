@@ -44,7 +44,7 @@ from windlass.runtime.engine.schedule.scheduler import SchedulerLimits  # noqa: 
 from windlass.runtime.kernels.program import program  # noqa: E402
 from windlass.runtime.parallel.processes import GroupLost  # noqa: E402
 
-CONFIG = json.loads((Path(__file__).parents[3] / "families" / "tiny" / "llama.json").read_text())
+CONFIG = json.loads((Path(__file__).parents[3] / "model" / "families" / "tiny" / "llama.json").read_text())
 LIMITS = SchedulerLimits(num_blocks=40, context_tokens=64, max_sequences=4, max_step_tokens=24, max_step_logits=8)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
-PARALLEL = str(Path(__file__).parents[3] / "parallel")
+PARALLEL = str(Path(__file__).parents[3] / "runtime" / "parallel")
 if PARALLEL not in sys.path:
     sys.path.insert(0, PARALLEL)
 

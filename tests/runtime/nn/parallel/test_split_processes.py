@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 torch = pytest.importorskip("torch")
-for folder in (Path(__file__).parents[1], Path(__file__).parents[3] / "parallel"):
+for folder in (Path(__file__).parents[1], Path(__file__).parents[3] / "runtime" / "parallel"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

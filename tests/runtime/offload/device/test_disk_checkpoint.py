@@ -37,7 +37,7 @@ EXPERTS, ON_DEVICE, ON_DISK = 8, 2, 3
 @pytest.fixture(scope="session")
 def maker() -> Any:
     """tests/tasks/convert's maker of Hugging Face directories of every family."""
-    file = Path(__file__).parents[3] / "convert" / "conftest.py"
+    file = Path(__file__).parents[3] / "tasks" / "convert" / "conftest.py"
     spec = importlib.util.spec_from_file_location("made_by_convert", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

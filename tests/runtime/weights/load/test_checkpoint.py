@@ -30,13 +30,15 @@ from windlass.tasks.convert.convert import ConvertSettings, convert  # noqa: E40
 
 pytestmark = pytest.mark.cpu
 
-_found = importlib.util.spec_from_file_location("ggml_blocks", Path(__file__).parents[3] / "kernels" / "ggml_blocks.py")
+_found = importlib.util.spec_from_file_location(
+    "ggml_blocks", Path(__file__).parents[3] / "runtime" / "kernels" / "ggml_blocks.py"
+)
 assert _found is not None and _found.loader is not None
 GGML_BLOCKS = importlib.util.module_from_spec(_found)
 _found.loader.exec_module(GGML_BLOCKS)
 FAMILIES = sorted(
     file.stem
-    for file in (Path(__file__).parents[3] / "families" / "tiny").glob("*.json")
+    for file in (Path(__file__).parents[3] / "model" / "families" / "tiny").glob("*.json")
     if file.stem not in ("evo2", "glm_moe_dsa")
 )
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

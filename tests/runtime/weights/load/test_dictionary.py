@@ -17,7 +17,9 @@ from windlass.runtime.weights import DictWeights  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
-FAMILIES = sorted(file.stem for file in (Path(__file__).parents[3] / "families" / "tiny").glob("*.json") if file.stem != "evo2")
+FAMILIES = sorted(
+    file.stem for file in (Path(__file__).parents[3] / "model" / "families" / "tiny").glob("*.json") if file.stem != "evo2"
+)
 
 
 def made(tiny: Any, name: str, choice: int = 0, **changes: Any) -> tuple[Any, Any, Any, Any]:
@@ -108,7 +110,7 @@ def test_a_missing_tensor_is_named(tiny: Any) -> None:
 def test_transformers_own_names_are_found() -> None:
     """A model as transformers builds it, experts fused, against the rules that know both spellings."""
     transformers = pytest.importorskip("transformers")
-    values = json.loads((Path(__file__).parents[3] / "families" / "tiny" / "qwen3_moe.json").read_text())
+    values = json.loads((Path(__file__).parents[3] / "model" / "families" / "tiny" / "qwen3_moe.json").read_text())
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**values))
     spec = describe(values)
     weights = DictWeights(spec, rules(spec), model.state_dict())

@@ -95,7 +95,7 @@ GPT2 = {
     "model_type": "gpt2", "n_embd": 1024, "n_layer": 1, "n_head": 16, "n_positions": 128, "n_inner": 16384, "vocab_size": 1000,
     "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
 }  # fmt: skip
-GPT_OSS = json.loads((Path(__file__).parents[3] / "families" / "tiny" / "gpt_oss.json").read_text()) | {
+GPT_OSS = json.loads((Path(__file__).parents[3] / "model" / "families" / "tiny" / "gpt_oss.json").read_text()) | {
     "hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 1, "layer_types": ["full_attention"],
     "num_local_experts": 16, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128,
 }  # fmt: skip

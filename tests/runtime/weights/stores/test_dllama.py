@@ -428,7 +428,7 @@ def test_what_the_file_cannot_say_is_impossible(tmp_path: Path, name: str, chang
 
 
 def test_other_families_are_impossible(tmp_path: Path) -> None:
-    tiny = Path(__file__).parents[3] / "families" / "tiny" / "mixtral.json"
+    tiny = Path(__file__).parents[3] / "model" / "families" / "tiny" / "mixtral.json"
     with pytest.raises(Impossible, match="do not support mixtral models; supported: glm4_moe, llama, mistral, qwen3, qwen3_moe"):
         file_bytes(msgspec.json.decode(tiny.read_bytes()))
     with pytest.raises(UnknownName, match="q40"):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.pure
 
 pytest.importorskip("tokenizers")
 
-SENTENCES = (Path(__file__).parents[3] / "text" / "sentences.txt").read_text().splitlines()
+SENTENCES = (Path(__file__).parents[3] / "model" / "text" / "sentences.txt").read_text().splitlines()
 CHAT = "<|im_start|>user\nHow high is the sky?<|im_end|>\n<|im_start|>assistant\n"
 
 

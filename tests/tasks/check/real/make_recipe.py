@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "train"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tasks" / "train"))
 
 import tiny_run
 

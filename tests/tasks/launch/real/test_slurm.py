@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-for folder in (HERE, HERE.parents[2], HERE.parents[2] / "train"):
+for folder in (HERE, HERE.parents[2], HERE.parents[2] / "tasks" / "train"):
     sys.path.insert(0, str(folder))
 
 import apptainer_stand_in  # noqa: E402

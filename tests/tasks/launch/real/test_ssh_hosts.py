@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-for folder in (HERE, HERE.parents[2], HERE.parents[2] / "train"):
+for folder in (HERE, HERE.parents[2], HERE.parents[2] / "tasks" / "train"):
     sys.path.insert(0, str(folder))
 
 import sshd_hosts  # noqa: E402

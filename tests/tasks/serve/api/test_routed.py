@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "route"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tasks" / "route"))
 
 from routing import NAME, SUM, Model, routed
 from serving import in_process

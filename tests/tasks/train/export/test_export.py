@@ -27,7 +27,7 @@ from windlass.tasks.train.export.export import export_model
 
 pytestmark = pytest.mark.cpu
 
-TINY = Path(__file__).parents[3] / "families" / "tiny"
+TINY = Path(__file__).parents[3] / "model" / "families" / "tiny"
 FAMILIES = sorted(path.stem for path in TINY.glob("*.json"))
 
 

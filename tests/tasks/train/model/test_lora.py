@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-for folder in (Path(__file__).parents[1], Path(__file__).parents[3] / "nn"):
+for folder in (Path(__file__).parents[1], Path(__file__).parents[3] / "runtime" / "nn"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

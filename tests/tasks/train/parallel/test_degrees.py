@@ -18,7 +18,7 @@ from windlass.tasks.train.parallel.degrees import check_arrangement
 
 pytestmark = pytest.mark.pure
 
-CONFIG = json.loads((Path(__file__).parents[3] / "families" / "tiny" / "glm4_moe.json").read_text())
+CONFIG = json.loads((Path(__file__).parents[3] / "model" / "families" / "tiny" / "glm4_moe.json").read_text())
 CONFIG |= {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,

@@ -19,7 +19,7 @@ from windlass.runtime.kernels.step import BLOCK_TOKENS, KvCache, Step
 from windlass.runtime.nn import Decoder
 from windlass.runtime.weights.load.random import RandomWeights
 
-FOLDER = Path(__file__).parents[4] / "families" / "tiny"
+FOLDER = Path(__file__).parents[4] / "model" / "families" / "tiny"
 # Inputs in whole groups, where a family has these sizes.
 WIDER = {
     "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "head_dim": 32, "kv_lora_rank": 32, "q_lora_rank": 64,
