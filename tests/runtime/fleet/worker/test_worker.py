@@ -283,7 +283,9 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
     )
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([*map(str, Path(__file__).parents[1:3]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [*map(str, (Path(__file__).parents[number] for number in (1, 3))), os.environ.get("PYTHONPATH", "")]
+        ),
     }
     silences = sum("no heartbeat" in line for line in worker.lines())
     with started([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as killed:
