@@ -19,7 +19,7 @@ from waiting import HUNG_SECONDS
 
 ROOT = 1
 WORKER_PORT, HTTP_PORT = 9998, 8000
-RANK = re.compile(r"windlass\.engine\.(ranks\.follower|process) ")
+RANK = re.compile(r"windlass\.runtime\.engine\.(ranks\.follower|process) ")
 """In the command line of a process that computes."""
 
 
