@@ -80,3 +80,8 @@ def test_words_in_code_blocks_do_not_count() -> None:
 @pytest.mark.parametrize("text", ["# A\n\n```\nx\n```\n", "# A\n\n## B\n\nCPU\n", "# A\n\n| a |\n"])
 def test_a_page_that_begins_otherwise_has_no_first_sentence(text: str) -> None:
     assert first_sentence(text) == ""
+
+
+def test_the_site_has_three_shelves() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    assert re.findall(r"^  - (\w+):$", navigation, re.MULTILINE) == ["Start", "Guides", "Reference"]
