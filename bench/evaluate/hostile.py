@@ -1,4 +1,4 @@
-"""Hostile programs in the sandbox: what each was stopped by, as the table of docs/guides/evaluate.md.
+"""Hostile programs in the sandbox: what each was stopped by, as the table of docs/reference/evaluate.md.
 
 python bench/evaluate/hostile.py
 """

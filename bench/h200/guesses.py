@@ -5,7 +5,7 @@ the same either way. First: bytes per second of the kernel that fetches ahead, b
 Run: PYTHONPATH=src:bench/h200 python bench/h200/guesses.py --model GLM-4.6 --batch 1,8
      PYTHONPATH=src:bench/h200 python bench/h200/guesses.py --model GLM-4.5-Air --gpu-memory 24GB --host-memory 64GB --batch 1,8
 Variants: --cpu-blocks 7 (of an expert, instead of what the measured speeds say), --ahead-blocks 24 (of the kernel that fetches ahead for one row).
-The last lines are rows of docs/guides/offload.md: speeds of the machine, tokens/s without and with guesses, predicted and measured steps.
+The last lines are rows of docs/reference/offload.md: speeds of the machine, tokens/s without and with guesses, predicted and measured steps.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ BEYOND = 1.3
 """On the largest distance, where rows are too few for the rank."""
 IN_VIEW = 1.15
 LEAST = 0.14
-"""ln of 1.15: the same run on two machines of a kind differed by 7 to 26 % here (docs/guides/offload.md), by 10 % in prompts (benchmarks.md)."""
+"""ln of 1.15: the same run on two machines of a kind differed by 7 to 26 % here (docs/reference/offload.md), by 10 % in prompts (benchmarks.md)."""
 TARGET = Path(__file__).parents[2] / "src" / "windlass" / "tasks" / "plan" / "speed" / "spread.toml"
 HEAD = """# Published over predicted, by kind of run: written by bench/plan/spread.py from the residuals of bench/plan/published.py and
 # bench/plan/predicted_h200.py. docs/reference/predictions.md has the table.

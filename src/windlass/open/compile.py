@@ -8,7 +8,7 @@ from windlass.errors import DISTRIBUTION
 
 MESSAGE = "compiling kernels for this machine, once (about a minute)"
 TIMES_SLOWER = "40 to 300"
-"""Decoding with PyTorch's operations instead of the compiled kernels on two cores: tiny-glm and SmolLM2-135M (docs/guides/install.md)."""
+"""Decoding with PyTorch's operations instead of the compiled kernels on two cores: tiny-glm and SmolLM2-135M (docs/reference/install.md)."""
 
 
 def compile_kernels(shown: bool, device: str = "auto") -> None:

@@ -19,7 +19,7 @@ from windlass.units import GB, GIB, MIB
 pytestmark = pytest.mark.pure
 
 MEASURED_PROCESS = int((7.26 - 5.41) * GIB)
-"""Beside blocks of experts, after warm-up and prompts (docs/guides/offload.md)."""
+"""Beside blocks of experts, after warm-up and prompts (docs/reference/offload.md)."""
 
 
 def _measured_plan() -> DevicePlan:

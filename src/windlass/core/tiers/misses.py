@@ -13,7 +13,7 @@ from typing import NamedTuple
 from windlass.core.tiers.exchange import EXCHANGE_SECONDS
 
 IN_BURSTS = 0.73
-"""Of what a disk gives in order: 2.26 of 3.09 GB/s, with two or three experts of 8.9 MB a layer (an H200's machine, docs/guides/offload.md). For
+"""Of what a disk gives in order: 2.26 of 3.09 GB/s, with two or three experts of 8.9 MB a layer (an H200's machine, docs/reference/offload.md). For
 plans: the engine measures bursts."""
 PASS_SECONDS = 1e-3
 """Of computing an expert after the disk was waited for, beside reading its weights: threads slept, and share their cores with those that read.

@@ -1,7 +1,7 @@
 """Which experts a layer will probably choose, before its attention has been computed.
 
 The residual stream changes little from one layer to the next: what enters the feed-forward of a layer, under the norm and the router of
-the next layer with experts, chooses nearly the same experts (measured in docs/guides/offload.md). A guess, never a result. It is made of
+the next layer with experts, chooses nearly the same experts (measured in docs/reference/offload.md). A guess, never a result. It is made of
 operations, so that it is recorded with the step.
 """
 

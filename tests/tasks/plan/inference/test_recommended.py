@@ -1,4 +1,4 @@
-"""What is recommended where several answers fit: found by reading the sixty questions of docs/guides/plan-questions.md."""
+"""What is recommended where several answers fit: found by reading the sixty questions of docs/reference/plan-questions.md."""
 
 from __future__ import annotations
 

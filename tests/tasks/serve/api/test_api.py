@@ -530,7 +530,7 @@ def test_every_number_is_documented_and_every_documented_number_is_there() -> No
             return (await http.get("/metrics")).text
 
     there = set(re.findall(r"^# TYPE (windlass_\w+) (?:counter|gauge|histogram)$", asyncio.run(ask()), re.MULTILINE))
-    page = (Path(__file__).parents[4] / "docs" / "guides" / "serve.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "serve.md").read_text()
     table = page[page.index("| metric | kind |") :]
     assert {name for name in there if not name.endswith("_created")} == set(
         re.findall(r"`(windlass_\w+?)(?:\{|`)", table.split("\n\n")[0])

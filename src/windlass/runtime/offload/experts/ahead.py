@@ -1,7 +1,7 @@
 """Reads of experts that a layer will probably choose, begun before it has chosen.
 
 The router of a layer, applied to what enters the feed-forward of the layer before, finds most of its experts (82 % of tiny-glm's;
-docs/guides/offload.md): the disk has something to do while attention and other experts are computed. A wrong guess costs a read and a slot,
+docs/reference/offload.md): the disk has something to do while attention and other experts are computed. A wrong guess costs a read and a slot,
 never a result. Knows no file and no computation. Called by the thread that computes.
 """
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HALF_LIFE = 16.0
-"""Steps. Measured in bench/offload/policies.py; docs/guides/offload.md has the table."""
+"""Steps. Measured in bench/offload/policies.py; docs/reference/offload.md has the table."""
 
 Ints = NDArray[np.int64]
 

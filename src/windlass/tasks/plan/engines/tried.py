@@ -22,7 +22,7 @@ def not_run_yet(devices: Collection[Device], num_devices: int, *, offloads: bool
     """Why a plan for the embedded engine cannot be relied on; empty if this path was run.
 
     Run: CPUs, alone and in groups; one Hopper GPU; weights in host memory beside one Hopper GPU, in 4 bits; experts on disk below that, 14 layers of
-    GLM-4.5-Air (docs/guides/offload.md).
+    GLM-4.5-Air (docs/reference/offload.md).
     """
     accelerators = [device for device in devices if device.kind != "cpu"]
     if not accelerators:

@@ -79,7 +79,7 @@ def _cannot(setting: AdviceInputs) -> Advice | None:
 
 def _spilling(setting: AdviceInputs) -> Advice:
     if setting.num_devices == 1 and _has_kernels(setting):
-        why = "weights must be offloaded: CPU and GPU compute with them together, twice llama.cpp's speed on an H200 (docs/guides/offload.md)"
+        why = "weights must be offloaded: CPU and GPU compute with them together, twice llama.cpp's speed on an H200 (docs/reference/offload.md)"
         return Advice(engine="windlass", why=why)
     return Advice(engine="llama.cpp", why="weights must be offloaded: the CPU computes those in host memory, beside any GPU")
 
