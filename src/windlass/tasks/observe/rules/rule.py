@@ -65,8 +65,6 @@ class Objectives(Frozen):
     """Below it a burn rate is noise."""
     gpu_celsius: float = 85.0
     disk_share_left: float = 0.03
-    energy_watts: float = 0.0
-    """0: no budget."""
 
     def __post_init__(self) -> None:
         for name, bounds in (("first_token_seconds", FIRST_TOKEN_BUCKETS), ("between_tokens_seconds", TOKEN_BUCKETS)):
