@@ -160,18 +160,6 @@ def read_task(data: bytes, folder: Path) -> None:
     parse_task(data, "mine.toml")
 
 
-QUERIES = (
-    'sum by (job) (rate(windlass_requests_total{status=~"5..",job!="x"}[5m])) / 3 > 0.5', "a offset 1h30m and on (x) b or -c * 2",
-    "histogram_quantile(0.99, sum without(le) (x_bucket[1m]))", 'time() - max_over_time(up[1h])', "topk(3, {job=\"a\"}) unless ignoring(a) 1e3",
-)  # fmt: skip
-
-
-def read_query(data: bytes, folder: Path) -> None:
-    from windlass.tasks.observe.promql.parse import parse
-
-    parse(data.decode("utf-8", "replace")[:20_000])
-
-
 METRICS = (
     '# HELP a b\n# TYPE a counter\na{x="1",y="q\\"\\n"} 5 1700000000\nb +Inf\nc_bucket{le="0.5"} NaN\n'
     "node_cpu_seconds_total{cpu=\"0\",mode=\"idle\"} 1.5e+06\n"
@@ -517,7 +505,6 @@ READERS: dict[str, Reader] = {
     "route-settings": Reader(texts(ROUTE), read_route, mutate_text),
     "key-file": Reader(texts(KEYS, "# keys\nabcdefgh12345678\n"), read_key_file, mutate_text),
     "task-file": Reader(_tasks, read_task, mutate_text),
-    "promql": Reader(texts(*QUERIES), read_query, mutate_text),
     "metrics": Reader(texts(METRICS), read_metrics, mutate_text),
     "scheduler": Reader(texts(QSTAT, SQUEUE), read_scheduler, mutate_text),
     "plan": Reader(_plans, read_plan, mutate_json),

@@ -3,6 +3,7 @@ Alertmanager, whose alerts come to a webhook here."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -16,8 +17,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 TESTS = Path(__file__).parents[2]
 for folder in (TESTS, TESTS / "tasks" / "serve"):
@@ -284,12 +283,10 @@ def rig(folder: Path, groups: Sequence[Group], scrape_seconds: float = 1.0, quic
 def shortened(groups: Sequence[Group], by: float) -> list[Group]:
     """The same rules with shorter holds, evaluated every second."""
     return [
-        msgspec.structs.replace(
+        dataclasses.replace(
             group,
             interval_seconds=1.0,
-            alerts=tuple(
-                msgspec.structs.replace(alert, for_seconds=float(int(alert.for_seconds / by))) for alert in group.alerts
-            ),
+            alerts=tuple(dataclasses.replace(alert, for_seconds=float(int(alert.for_seconds / by))) for alert in group.alerts),
         )
         for group in groups
     ]

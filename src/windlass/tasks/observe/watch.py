@@ -16,10 +16,10 @@ from windlass.core.metrics.watched import AlertRow, ChartRow, Watched
 from windlass.tasks.observe.alerts.evaluation import Evaluation
 from windlass.tasks.observe.alerts.notify import Notifier
 from windlass.tasks.observe.alerts.state import ActiveAlert, Change
-from windlass.tasks.observe.charts import CHARTS, Chart, kept_in_charts
+from windlass.tasks.observe.charts import CHARTS, KEPT_IN_CHARTS, Chart
+from windlass.tasks.observe.conditions.evaluate import evaluate
 from windlass.tasks.observe.history.file import HistoryFile, WriteFile
 from windlass.tasks.observe.history.series import SeriesStore
-from windlass.tasks.observe.promql.evaluate import evaluate
 from windlass.tasks.observe.rules.all_rules import all_groups
 from windlass.tasks.observe.rules.rule import Group, Objectives, bound_text
 from windlass.tasks.observe.scrape import Source, Unreachable
@@ -47,7 +47,7 @@ class Watch:
         self.evaluation = Evaluation(all_groups(chosen) if groups is None else groups)
         self._file = None if file is None or write is None else HistoryFile(file, write)
         self.store = SeriesStore() if self._file is None else self._file.load(clock())
-        self._kept = self.evaluation.read_names | kept_in_charts()
+        self._kept = self.evaluation.read_names | KEPT_IN_CHARTS
         self._bounds = {bound_text(chosen.first_token_seconds), bound_text(chosen.between_tokens_seconds)}
         self._recent: list[Change] = []
         self._lock = threading.Lock()
@@ -117,7 +117,7 @@ class Watch:
         rows: dict[str, list[tuple[float, float]]] = {}
         for index in range(int(seconds / step), -1, -1):
             at = now - index * step
-            for labels, value in evaluate(chart.expression, self.store, at):
+            for labels, value in evaluate(chart.shown, self.store, at):
                 if not math.isfinite(value):  # nothing divided by nothing
                     continue
                 rows.setdefault(dict(labels).get(chart.by, ""), []).append((round(at, 1), value))

@@ -19,6 +19,7 @@ from windlass.errors import BadInput
 from windlass.model.formats.disk.atomic import write_atomically
 from windlass.tasks.observe.alerts import notify
 from windlass.tasks.observe.alerts.state import Change, filled, step
+from windlass.tasks.observe.conditions.condition import latest
 from windlass.tasks.observe.rules.rule import Alert
 from windlass.tasks.observe.scrape import Source, Unreachable, http_source
 from windlass.tasks.observe.watch import Watch
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.pure
 LABELS = (("gpu", "3"), ("instance", "a"))
 RULE = Alert(
     name="Hot",
-    expr="x > 1",
+    condition=latest("x") > 1,
     for_seconds=30,
     severity="page",
     summary="GPU {{ $labels.gpu }}: {{ $value | humanizePercentage }}",

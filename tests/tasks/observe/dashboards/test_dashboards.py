@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -10,10 +11,9 @@ from windlass.core.metrics.node import RENAMED
 from windlass.core.metrics.vocabulary import METRICS, SERIES
 from windlass.errors import BadInput
 from windlass.tasks.observe.charts import CHARTS
+from windlass.tasks.observe.conditions.promql import promql
 from windlass.tasks.observe.dashboards.boards import BOARDS
 from windlass.tasks.observe.dashboards.panel import COLUMNS, INSTANCES, board_json
-from windlass.tasks.observe.promql.parse import parse
-from windlass.tasks.observe.promql.tree import Aggregation, selectors
 from windlass.tasks.observe.rules.all_rules import all_groups
 from windlass.tasks.observe.rules.plan import PLANNED
 from windlass.tasks.observe.rules.rule import Objectives
@@ -29,23 +29,38 @@ QUERIES = {
         for panel in board.panels
         for index, query in enumerate(panel.queries)
     },
-    **{rule.name: rule.expr for group in all_groups() for rule in (*group.recordings, *group.alerts)},
-    **{chart.title: chart.query for chart in CHARTS},
+    **{rule.name: promql(rule.condition) for group in all_groups() for rule in (*group.recordings, *group.alerts)},
+    **{chart.title: promql(chart.shown) for chart in CHARTS},
 }
+
+
+WORDS = {"and", "or", "unless", "offset"}
+LISTS = r"\b(?:by|on|group_left) \([^)]*\)"
+SELECTOR = re.compile(r"(?<![\w.$])([A-Za-z_:][\w:]*)(?:\{([^}]*)\})?(?!\w|\s*\()")
+
+
+def _selectors(query: str) -> list[tuple[str, set[str]]]:
+    """Of every series in a query: its name, and the labels that it is chosen by."""
+    found = [(one[1], one[2] or "") for one in SELECTOR.finditer(re.sub(LISTS, "", query))]
+    return [(name, set(re.findall(r'(\w+)[=!]~?=?"', inside))) for name, inside in found if name not in WORDS]
+
+
+def test_selectors_are_found() -> None:
+    query = '1e6 * sum by (a) (rate(x{b=~"c.d", e!="f"}[$__rate_interval])) / on (g) group_left () y offset 5m or vector(z:m)'
+    assert _selectors(query) == [("x", {"b", "e"}), ("y", set()), ("z:m", set())]
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_every_metric_exists_and_every_label_is_its_own(name: str) -> None:
-    tree = parse(QUERIES[name].replace("$__rate_interval", "1m"))
-    found = selectors(tree)
+    found = _selectors(QUERIES[name])
     assert found
-    for selector in found:
-        assert selector.name in KNOWN, selector.name
-        if selector.name in SERIES:
-            own = {*SERIES[selector.name].labels, "job", "instance", "le"}
-            assert {one.label for one in selector.matchers} <= own, selector
-    if isinstance(tree, Aggregation) and len(found) == 1 and found[0].name in SERIES and not tree.is_without:
-        assert set(tree.labels) <= {*SERIES[found[0].name].labels, "job", "instance", "le"}
+    for metric, labels in found:
+        assert metric in KNOWN, metric
+        if metric in SERIES:
+            assert labels <= {*SERIES[metric].labels, "job", "instance", "le"}, metric
+    grouped = re.match(r"\w+ by \(([^)]*)\)", QUERIES[name])
+    if grouped and len(found) == 1 and found[0][0] in SERIES:
+        assert set(grouped[1].split(", ")) <= {*SERIES[found[0][0]].labels, "job", "instance", "le"}
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
@@ -67,7 +82,7 @@ def test_panels_do_not_overlap_and_use_no_angular(board: object) -> None:
 
 
 def test_every_metric_of_ours_is_on_a_dashboard_or_in_a_rule() -> None:
-    used = {one.name for query in QUERIES.values() for one in selectors(parse(query.replace("$__rate_interval", "1m")))}
+    used = {name for query in QUERIES.values() for name, _ in _selectors(query)}
     unused = {name for name in METRICS if not set(METRICS[name].series) & used and name.startswith("windlass_")}
     assert unused <= {
         "windlass_key_requests_total",

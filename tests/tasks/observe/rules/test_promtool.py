@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from cases import CASES, Case
-from msgspec.structs import replace
 
 from waiting import HUNG_SECONDS
 from windlass.tasks.observe.render.rules import rules_file
@@ -38,7 +38,7 @@ def run_promtool(folder: Path, cases: list[Case]) -> subprocess.CompletedProcess
         names = {alert.name for alert in group.alerts}
         chosen = [_unit_test(case) for case in cases if case.alert in names]
         if chosen:
-            (folder / f"{group.name}.rules").write_text(rules_file([replace(group, interval_seconds=60.0)]))
+            (folder / f"{group.name}.rules").write_text(rules_file([dataclasses.replace(group, interval_seconds=60.0)]))
             tests = {"rule_files": [f"{group.name}.rules"], "evaluation_interval": "1m", "tests": chosen}
             (folder / f"{group.name}.yml").write_text(json.dumps(tests))
             files.append(f"{group.name}.yml")

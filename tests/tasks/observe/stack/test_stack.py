@@ -18,6 +18,7 @@ from rig import ALERTMANAGER, MISSING, Rig, has_stack, rig, shortened
 from free_ports import free_port
 from waiting import HUNG_SECONDS, until
 from windlass.runtime.machine.memory import process_tree
+from windlass.tasks.observe.conditions.promql import promql
 from windlass.tasks.observe.dashboards.boards import BOARDS
 from windlass.tasks.observe.dashboards.panel import INSTANCES
 from windlass.tasks.observe.render.files import stack_files
@@ -69,7 +70,7 @@ def _empty(rig: Rig) -> list[str]:
 
 
 def _recordings_without_data(rig: Rig) -> list[str]:
-    names = [(one.name, one.expr) for group in all_groups() for one in group.recordings]
+    names = [(one.name, promql(one.condition)) for group in all_groups() for one in group.recordings]
     return [name for name, expr in names if not NEVER_HERE.search(expr) and not rig.query(name)]
 
 
@@ -83,7 +84,7 @@ def test_every_query_returns_data(tmp_path: Path) -> None:
         )
         for group in all_groups():
             for alert in group.alerts:
-                made.query(alert.expr)  # raises if Prometheus refuses it
+                made.query(promql(alert.condition))  # raises if Prometheus refuses it
 
 
 def test_an_alert_travels_to_a_webhook_and_resolves(tmp_path: Path) -> None:

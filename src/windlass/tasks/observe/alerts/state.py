@@ -10,7 +10,7 @@ import msgspec
 
 from windlass.core.metrics.exposition import Labels
 from windlass.core.model import Frozen
-from windlass.tasks.observe.promql.tree import Vector
+from windlass.tasks.observe.conditions.evaluate import Vector
 from windlass.tasks.observe.rules.rule import Alert
 from windlass.units import format_seconds
 

@@ -9,8 +9,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from windlass.core.metrics.exposition import Labels
-from windlass.tasks.observe.promql.functions import Points
 
+Points = Sequence[tuple[float, float]]
+"""(time, value), oldest first."""
 DAY_SECONDS = 86400.0
 FINE_SECONDS = 7200.0
 COARSE_SECONDS = 60.0
@@ -57,7 +58,7 @@ class Series:
 
 
 class SeriesStore:
-    """Samples for PromQL (`promql.evaluate.Samples`)."""
+    """Samples by the name and the labels of their series."""
 
     def __init__(self, max_series: int = MAX_SERIES) -> None:
         self._by_name: dict[str, dict[Labels, Series]] = {}
@@ -105,18 +106,21 @@ class SeriesStore:
             for labels, series in found.items():
                 yield name, labels, series
 
-    # --- for PromQL
+    # --- for conditions
 
     def names(self, name: str) -> Sequence[Labels]:
+        """The labels of every series of that name."""
         return list(self._by_name.get(name, ()))
 
     def points(self, name: str, labels: Labels, start: float, end: float) -> Points:
+        """After `start`, up to and with `end`, without marks of an end."""
         series = self._by_name[name][labels]
         first, stop = series.between(start, end)
         pairs = zip(series.times[first:stop], series.values[first:stop], strict=True)
         return [(time, value) for time, value in pairs if value == value or not is_end(value)]
 
     def latest(self, name: str, labels: Labels, start: float, end: float) -> float | None:
+        """None: there is none, or the series has ended since."""
         series = self._by_name[name][labels]
         first, stop = series.between(start, end)
         if stop <= first:

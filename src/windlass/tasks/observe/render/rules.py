@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from windlass.tasks.observe.conditions.promql import promql
 from windlass.tasks.observe.render.yaml import to_yaml
 from windlass.tasks.observe.rules.rule import Alert, Group, Recording
 
@@ -26,14 +27,14 @@ def _group(group: Group) -> dict[str, Any]:
 
 
 def _recording(rule: Recording) -> dict[str, Any]:
-    return {"record": rule.name, "expr": rule.expr}
+    return {"record": rule.name, "expr": promql(rule.condition)}
 
 
 def _alert(rule: Alert) -> dict[str, Any]:
     held = {"for": duration(rule.for_seconds)} if rule.for_seconds else {}
     return {
         "alert": rule.name,
-        "expr": rule.expr,
+        "expr": promql(rule.condition),
         **held,
         "labels": {"severity": rule.severity},
         "annotations": {"summary": rule.summary, "action": rule.action},

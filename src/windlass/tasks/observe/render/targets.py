@@ -8,7 +8,6 @@ from windlass.tasks.observe.rules.rule import Objectives
 
 NODE_PORT = 9400
 """Of `windlass observe node`; dcgm-exporter's default."""
-SERVE_PORT = 8000
 
 
 class Targets(Frozen):

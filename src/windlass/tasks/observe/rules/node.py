@@ -5,9 +5,12 @@ Field names of DCGM before and after 4.6 are read once, in recording rules; aler
 
 from __future__ import annotations
 
+from typing import Literal
+
 from windlass.core.metrics import node as m
 from windlass.core.metrics.metric import Metric
-from windlass.tasks.observe.rules.rule import BY, Alert, Group, Objectives, Recording
+from windlass.tasks.observe.conditions.condition import HOUR, MINUTE, Binary, Condition, Grouped, Where, latest, over
+from windlass.tasks.observe.rules.rule import BY, Alert, Group, Objectives, Recording, page, ticket
 
 TEMPERATURE = "windlass:gpu_temperature:celsius"
 POWER = "windlass:gpu_power:watts"
@@ -19,169 +22,148 @@ NODE_POWER = "windlass:node_power:watts"
 
 APPLICATION_XIDS = "13|31|32|43|45|63|68|69|92|94|121"
 """Programs' own faults, or nothing to do but note it (NVIDIA's XID catalogue); every other code is the machine's."""
+TOO_HOT = "hw_slowdown|hw_thermal|hw_power_brake|sw_thermal"
 NO_READING_CELSIUS = 200.0
 """DCGM writes a huge number where a sensor has none."""
-CAN_BE_FULL = 'fstype!~"overlay|squashfs|ramfs|devtmpfs|iso9660|fuse.*", mountpoint!~"/(run|sys|proc)(/.*)?"'
+CAN_BE_FULL = (
+    Where("fstype", "!~", "overlay|squashfs|ramfs|devtmpfs|iso9660|fuse.*"),
+    Where("mountpoint", "!~", "/(run|sys|proc)(/.*)?"),
+)
 """Those in memory too: what writes to /dev/shm or /tmp fails when they are full. How fast they fill says nothing."""
-FILESYSTEMS = 'fstype!~"tmpfs|overlay|squashfs|ramfs|devtmpfs|iso9660|fuse.*"'
+ON_DISK = Where("fstype", "!~", "tmpfs|overlay|squashfs|ramfs|devtmpfs|iso9660|fuse.*")
 
 
 def node_groups(objectives: Objectives) -> tuple[Group, ...]:
     return (
-        Group(name="windlass-gpu", recordings=_gpu_recordings(), alerts=_gpu(objectives)),
-        Group(name="windlass-node", recordings=_node_recordings(), alerts=_node(objectives)),
+        Group("windlass-gpu", recordings=_gpu_recordings(), alerts=_gpu(objectives)),
+        Group("windlass-node", recordings=_node_recordings(), alerts=_node(objectives)),
     )
 
 
-def either(metric: Metric) -> str:
-    return f"{metric} or {m.RENAMED[metric.name]}"
+def _either(metric: Metric) -> Condition:
+    return latest(metric).or_else(latest(m.RENAMED[metric.name]))
 
 
 def _gpu_recordings() -> tuple[Recording, ...]:
+    utilization = (latest(m.GPU_UTIL) / 100).or_else(latest(m.RENAMED[m.GPU_UTIL.name]))
+    memory = latest(m.FB_USED) / (latest(m.FB_USED) + latest(m.FB_FREE))
     return (
-        Recording(name=TEMPERATURE, expr=f"({either(m.GPU_TEMP)}) < {NO_READING_CELSIUS:g}", help="GPU temperature."),
-        Recording(name=POWER, expr=either(m.POWER_USAGE), help="GPU power."),
-        Recording(
-            name=UTILIZATION,
-            expr=f"{m.GPU_UTIL} / 100 or {m.RENAMED[m.GPU_UTIL.name]}",
-            help="Share of time with a kernel running; waiting for others counts as busy.",
-        ),
-        Recording(name=MEMORY, expr=f"{m.FB_USED} / ({m.FB_USED} + {m.FB_FREE})", help="Share of GPU memory in use."),
-        Recording(name=XID, expr=either(m.XID_LAST), help="The last XID error."),
-        Recording(name=REMAP_FAILED, expr=either(m.ROW_REMAP_FAILURE), help="1 if remapping of rows has failed."),
+        Recording(TEMPERATURE, _either(m.GPU_TEMP) < NO_READING_CELSIUS, "GPU temperature."),
+        Recording(POWER, _either(m.POWER_USAGE), "GPU power."),
+        Recording(UTILIZATION, utilization, "Share of time with a kernel running; waiting for others counts as busy."),
+        Recording(MEMORY, memory, "Share of GPU memory in use."),
+        Recording(XID, _either(m.XID_LAST), "The last XID error."),
+        Recording(REMAP_FAILED, _either(m.ROW_REMAP_FAILURE), "1 if remapping of rows has failed."),
     )
 
 
-def _xids(comparison: str) -> str:
+def _xids(op: Literal["=~", "!~"]) -> Condition:
     """A series that appears has no increase: what was not there ten minutes ago counts too."""
-    chosen = f'{m.XIDS}{{xid{comparison}"{APPLICATION_XIDS}"}}'
-    return f"increase({chosen}[10m]) > 0 or ({chosen} > 0 unless {chosen} offset 10m)"
+    chosen = Where("xid", op, APPLICATION_XIDS)
+    is_new = (latest(m.XIDS, chosen) > 0).unless(latest(m.XIDS, chosen, ago=10 * MINUTE))
+    return (over("increase", m.XIDS, 10 * MINUTE, chosen) > 0).or_else(is_new)
 
 
 def _gpu(objectives: Objectives) -> tuple[Alert, ...]:
     gpu = "{{ $labels.instance }} GPU {{ $labels.gpu }}"
     return (
-        Alert(
-            name="WindlassGpuHot",
-            expr=f"{TEMPERATURE} > {objectives.gpu_celsius:g}",
-            for_seconds=300,
-            severity="page",
-            summary=f"{gpu}: {{{{ $value }}}} C",
-            action="Fans, air flow, its neighbours; it lowers its clocks by itself a few degrees later.",
+        page(
+            "WindlassGpuHot",
+            (latest(TEMPERATURE) > objectives.gpu_celsius).lasting(300),
+            gpu + ": {{ $value }} C",
+            "Fans, air flow, its neighbours; it lowers its clocks by itself a few degrees later.",
         ),
-        Alert(
-            name="WindlassGpuThrottled",
-            expr=f'increase({m.THROTTLED}{{reason=~"hw_slowdown|hw_thermal|hw_power_brake|sw_thermal"}}[10m]) > 60',
-            for_seconds=0,
-            severity="ticket",
-            summary=f"{gpu}: clocks lowered by {{{{ $labels.reason }}}} for {{{{ $value | humanizeDuration }}}} of ten minutes",
-            action="Heat or power supply. A power cap alone is no fault and does not count here.",
+        ticket(
+            "WindlassGpuThrottled",
+            over("increase", m.THROTTLED, 10 * MINUTE, Where("reason", "=~", TOO_HOT)) > 60,
+            gpu + ": clocks lowered by {{ $labels.reason }} for {{ $value | humanizeDuration }} of ten minutes",
+            "Heat or power supply. A power cap alone is no fault and does not count here.",
         ),
-        Alert(
-            name="WindlassGpuXid",
-            expr=_xids("!~"),
-            for_seconds=0,
-            severity="page",
-            summary=f"{gpu}: XID {{{{ $labels.xid }}}}",
-            action="79 and 151 need a reboot, 46, 62, 64, 95, 109, 119, 120 a reset of the GPU; 48 and 74 a diagnosis.",
+        page(
+            "WindlassGpuXid",
+            _xids("!~"),
+            gpu + ": XID {{ $labels.xid }}",
+            "79 and 151 need a reboot, 46, 62, 64, 95, 109, 119, 120 a reset of the GPU; 48 and 74 a diagnosis.",
         ),
-        Alert(
-            name="WindlassGpuXidOfProgram",
-            expr=_xids("=~"),
-            for_seconds=0,
-            severity="ticket",
-            summary=f"{gpu}: XID {{{{ $labels.xid }}}}, usually a program's fault",
-            action="Start the program again; if it comes back on this GPU alone, test the GPU.",
+        ticket(
+            "WindlassGpuXidOfProgram",
+            _xids("=~"),
+            gpu + ": XID {{ $labels.xid }}, usually a program's fault",
+            "Start the program again; if it comes back on this GPU alone, test the GPU.",
         ),
-        Alert(
-            name="WindlassGpuXidSeen",
-            expr=f"changes({XID}[10m]) > 0 and {XID} > 0",
-            for_seconds=0,
-            severity="ticket",
-            summary=f"{gpu}: the last XID changed (dcgm-exporter)",
-            action="`dmesg` has the code and its text.",
+        ticket(
+            "WindlassGpuXidSeen",
+            (over("changes", XID, 10 * MINUTE) > 0).also(latest(XID) > 0),
+            gpu + ": the last XID changed (dcgm-exporter)",
+            "`dmesg` has the code and its text.",
         ),
-        Alert(
-            name="WindlassGpuMemoryErrors",
-            expr=f"increase({m.ECC_UNCORRECTED}[1h]) > 0 or {REMAP_FAILED} == 1",
-            for_seconds=0,
-            severity="page",
-            summary=f"{gpu}: uncorrectable memory errors",
-            action="Take it out of use and reset it; if rows cannot be remapped it has to be replaced.",
+        page(
+            "WindlassGpuMemoryErrors",
+            (over("increase", m.ECC_UNCORRECTED, HOUR) > 0).or_else(latest(REMAP_FAILED).equals(1)),
+            gpu + ": uncorrectable memory errors",
+            "Take it out of use and reset it; if rows cannot be remapped it has to be replaced.",
         ),
-        Alert(
-            name="WindlassGpuMemoryFull",
-            expr=f"{MEMORY} > 0.985",
-            for_seconds=900,
-            severity="ticket",
-            summary=f"{gpu}: {{{{ $value | humanizePercentage }}}} of its memory is in use",
-            action="The next allocation may fail. Another program? A lower --context or --max-running?",
+        ticket(
+            "WindlassGpuMemoryFull",
+            (latest(MEMORY) > 0.985).lasting(900),
+            gpu + ": {{ $value | humanizePercentage }} of its memory is in use",
+            "The next allocation may fail. Another program? A lower --context or --max-running?",
         ),
     )
 
 
 def _node_recordings() -> tuple[Recording, ...]:
-    return (
-        Recording(
-            name=NODE_POWER, expr=f"sum by ({BY}) (rate({m.NODE_ENERGY}[5m]))", help="Power of a machine's GPUs and processors."
-        ),
-    )
+    power = Grouped("sum", over("rate", m.NODE_ENERGY, 5 * MINUTE), BY)
+    return (Recording(NODE_POWER, power, "Power of a machine's GPUs and processors."),)
 
 
-def _full_in_4h(past: str) -> str:
+def _filling() -> Condition:
     """node_exporter's own rule looks at six hours (and waits for one); a second, short look lets a burst that is over say nothing."""
-    return f"predict_linear({m.FILESYSTEM_AVAIL}{{{FILESYSTEMS}}}[{past}], 14400) < 0"
+    left = latest(m.FILESYSTEM_AVAIL, ON_DISK) / latest(m.FILESYSTEM_SIZE, ON_DISK)
+    long, short = (
+        over("predict_linear", m.FILESYSTEM_AVAIL, past, ON_DISK, parameter=4 * HOUR) < 0 for past in (6 * HOUR, 30 * MINUTE)
+    )
+    had_room = latest(m.FILESYSTEM_AVAIL, ON_DISK, ago=30 * MINUTE) > 0
+    return long.also(short).also(left < 0.2).also(had_room)
 
 
 def _node(objectives: Objectives) -> tuple[Alert, ...]:
-    left = f"{m.FILESYSTEM_AVAIL}{{{FILESYSTEMS}}} / {m.FILESYSTEM_SIZE}{{{FILESYSTEMS}}}"
+    left = latest(m.FILESYSTEM_AVAIL, *CAN_BE_FULL) / latest(m.FILESYSTEM_SIZE, *CAN_BE_FULL)
     return (
-        Alert(
-            name="WindlassNodeDown",
-            expr='up{job="windlass-node"} == 0',
-            for_seconds=60,
-            severity="page",
-            summary="{{ $labels.instance }} does not answer",
-            action="Is the machine up? Is `windlass observe node` running there?",
+        page(
+            "WindlassNodeDown",
+            latest("up", Where("job", "=", "windlass-node")).equals(0).lasting(60),
+            "{{ $labels.instance }} does not answer",
+            "Is the machine up? Is `windlass observe node` running there?",
         ),
-        Alert(
-            name="WindlassDiskFull",
-            expr=f"{m.FILESYSTEM_AVAIL}{{{CAN_BE_FULL}}} / {m.FILESYSTEM_SIZE}{{{CAN_BE_FULL}}} < {objectives.disk_share_left:g}",
-            for_seconds=120,
-            severity="page",
-            summary="{{ $labels.instance }} {{ $labels.mountpoint }}: {{ $value | humanizePercentage }} left",
-            action="Checkpoints and logs cannot be written soon, or in /dev/shm and /tmp what ranks share. Free some.",
+        page(
+            "WindlassDiskFull",
+            (left < objectives.disk_share_left).lasting(120),
+            "{{ $labels.instance }} {{ $labels.mountpoint }}: {{ $value | humanizePercentage }} left",
+            "Checkpoints and logs cannot be written soon, or in /dev/shm and /tmp what ranks share. Free some.",
         ),
-        Alert(
-            name="WindlassDiskFilling",
-            expr=f"{_full_in_4h('6h')} and {_full_in_4h('30m')} and {left} < 0.2 and {m.FILESYSTEM_AVAIL}{{{FILESYSTEMS}}} offset 30m > 0",
-            for_seconds=1800,
-            severity="ticket",
-            summary="{{ $labels.instance }} {{ $labels.mountpoint }} will be full within four hours",
-            action="Fewer checkpoints (checkpoint.keep), or a larger disk.",
+        ticket(
+            "WindlassDiskFilling",
+            _filling().lasting(1800),
+            "{{ $labels.instance }} {{ $labels.mountpoint }} will be full within four hours",
+            "Fewer checkpoints (checkpoint.keep), or a larger disk.",
         ),
-        Alert(
-            name="WindlassMemoryFull",
-            expr=f"{m.MEMORY_AVAILABLE} / {m.MEMORY_TOTAL} < 0.05",
-            for_seconds=300,
-            severity="page",
-            summary="{{ $labels.instance }}: {{ $value | humanizePercentage }} of memory left",
-            action="The kernel will soon end a process, usually the largest.",
+        page(
+            "WindlassMemoryFull",
+            (latest(m.MEMORY_AVAILABLE) / latest(m.MEMORY_TOTAL) < 0.05).lasting(300),
+            "{{ $labels.instance }}: {{ $value | humanizePercentage }} of memory left",
+            "The kernel will soon end a process, usually the largest.",
         ),
-        Alert(
-            name="WindlassEnergyBudget",
-            expr=f"{NODE_POWER} > on ({BY}) ({m.ENERGY_BUDGET} > 0)",
-            for_seconds=600,
-            severity="ticket",
-            summary="{{ $labels.instance }} uses {{ $value | humanize }} W, more than its budget",
-            action="Lower the GPUs' power limit (nvidia-smi -pl), or raise the budget.",
+        ticket(
+            "WindlassEnergyBudget",
+            Binary(latest(NODE_POWER), ">", latest(m.ENERGY_BUDGET) > 0, on=BY).lasting(600),
+            "{{ $labels.instance }} uses {{ $value | humanize }} W, more than its budget",
+            "Lower the GPUs' power limit (nvidia-smi -pl), or raise the budget.",
         ),
-        Alert(
-            name="WindlassExporterFailing",
-            expr=f"increase({m.EXPORTER_ERRORS}[10m]) > 5",
-            for_seconds=0,
-            severity="ticket",
-            summary="{{ $labels.instance }}: the exporter cannot read {{ $labels.source }}",
-            action="A driver that was updated while it ran, or no permission (RAPL needs root).",
+        ticket(
+            "WindlassExporterFailing",
+            over("increase", m.EXPORTER_ERRORS, 10 * MINUTE) > 5,
+            "{{ $labels.instance }}: the exporter cannot read {{ $labels.source }}",
+            "A driver that was updated while it ran, or no permission (RAPL needs root).",
         ),
     )

@@ -17,7 +17,5 @@ def plan_group(plan: Plan) -> Group:
     if plan.speed is not None:
         values |= {TOKENS: plan.speed.decode_tokens_per_second, FIRST_TOKEN: plan.speed.time_to_first_token_seconds}
     about = f"{plan.model.name} on {plan.hardware}"
-    recordings = tuple(
-        Recording(name=name, expr=f"vector({value!r})", help=f"Planned: {about}.") for name, value in values.items()
-    )
-    return Group(name="windlass-plan", recordings=recordings)
+    recordings = tuple(Recording(name, value, f"Planned: {about}.") for name, value in values.items())
+    return Group("windlass-plan", recordings=recordings)

@@ -1,27 +1,31 @@
-"""What a rule is. Expressions are PromQL; Prometheus and our own evaluation read the same."""
+"""What a rule is: a condition with a name. Prometheus gets it as PromQL, our own evaluation computes it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from windlass.core.metrics.serving import FIRST_TOKEN_BUCKETS, TOKEN_BUCKETS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
+from windlass.tasks.observe.conditions.condition import Condition, Lasting, Operand
 
 Severity = Literal["page", "ticket"]
 """Wake somebody; look at it in working hours."""
-BY = "job, instance"
+BY = ("job", "instance")
 
 
-class Recording(Frozen):
+@dataclass(frozen=True)
+class Recording:
     name: str
-    expr: str
+    condition: Operand
     help: str
 
 
-class Alert(Frozen):
+@dataclass(frozen=True)
+class Alert:
     name: str
-    expr: str
+    condition: Condition
     for_seconds: float
     severity: Severity
     summary: str
@@ -30,11 +34,25 @@ class Alert(Frozen):
     """What to do."""
 
 
-class Group(Frozen):
+@dataclass(frozen=True)
+class Group:
     name: str
     recordings: tuple[Recording, ...] = ()
     alerts: tuple[Alert, ...] = ()
     interval_seconds: float = 15.0
+
+
+def page(name: str, condition: Condition | Lasting, summary: str, action: str) -> Alert:
+    return _alert(name, condition, "page", summary, action)
+
+
+def ticket(name: str, condition: Condition | Lasting, summary: str, action: str) -> Alert:
+    return _alert(name, condition, "ticket", summary, action)
+
+
+def _alert(name: str, condition: Condition | Lasting, severity: Severity, summary: str, action: str) -> Alert:
+    held, seconds = condition if isinstance(condition, Lasting) else (condition, 0.0)
+    return Alert(name, held, seconds, severity, summary, action)
 
 
 class Objectives(Frozen):
@@ -47,8 +65,6 @@ class Objectives(Frozen):
     """Below it a burn rate is noise."""
     gpu_celsius: float = 85.0
     disk_share_left: float = 0.03
-    energy_watts: float = 0.0
-    """0: no budget."""
 
     def __post_init__(self) -> None:
         for name, bounds in (("first_token_seconds", FIRST_TOKEN_BUCKETS), ("between_tokens_seconds", TOKEN_BUCKETS)):

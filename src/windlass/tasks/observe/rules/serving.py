@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from windlass.core.metrics import serving as m
 from windlass.core.metrics.metric import Metric
-from windlass.tasks.observe.rules.rule import BY, Alert, Group, Objectives, Recording, Severity, bound_text
+from windlass.tasks.observe.conditions.condition import DAY, HOUR, MINUTE, Binary, Condition, Grouped, Where, latest, over
+from windlass.tasks.observe.rules.rule import BY, Alert, Group, Objectives, Recording, Severity, bound_text, page, ticket
 
-WINDOWS = ("5m", "30m", "1h", "6h", "3d")
+WINDOWS = {"5m": 5 * MINUTE, "30m": 30 * MINUTE, "1h": HOUR, "6h": 6 * HOUR, "3d": 3 * DAY}
 BURNS: tuple[tuple[str, str, str, float, float, Severity], ...] = (
     ("Fast", "1h", "5m", 14.4, 120, "page"),
     ("Slow", "6h", "30m", 6, 900, "page"),
@@ -22,9 +23,9 @@ FAILED = "error|unavailable|late"
 
 def serving_groups(objectives: Objectives) -> tuple[Group, ...]:
     return (
-        Group(name="windlass-slo", recordings=_slow_shares(objectives), alerts=_burns(objectives)),
-        Group(name="windlass-serve", alerts=_serve()),
-        Group(name="windlass-fleet", recordings=_ranks(), alerts=_fleet()),
+        Group("windlass-slo", recordings=_slow_shares(objectives), alerts=_burns(objectives)),
+        Group("windlass-serve", alerts=_serve()),
+        Group("windlass-fleet", recordings=_ranks(), alerts=_fleet()),
     )
 
 
@@ -45,14 +46,18 @@ def slow_share(name: str, window: str) -> str:
 def _slow_shares(objectives: Objectives) -> tuple[Recording, ...]:
     return tuple(
         Recording(
-            name=slow_share(name, window),
-            expr=f'1 - sum by (job) (rate({metric.bucket}{{le="{bound_text(seconds)}"}}[{window}])) '
-            f"/ sum by (job) (rate({metric.count}[{window}]))",
-            help=f"Share of tokens or requests slower than {seconds:g} s over {window}.",
+            slow_share(name, window),
+            _slower(metric, limit, past),
+            f"Share of tokens or requests slower than {limit:g} s over {window}.",
         )
-        for name, _, metric, seconds in _latencies(objectives)
-        for window in WINDOWS
+        for name, _, metric, limit in _latencies(objectives)
+        for window, past in WINDOWS.items()
     )
+
+
+def _slower(metric: Metric, limit: float, past: float) -> Condition:
+    quick = Grouped("sum", over("rate", metric.bucket, past, Where("le", "=", bound_text(limit))), ("job",))
+    return 1 - quick / Grouped("sum", over("rate", metric.count, past), ("job",))
 
 
 def _burns(objectives: Objectives) -> tuple[Alert, ...]:
@@ -60,8 +65,7 @@ def _burns(objectives: Objectives) -> tuple[Alert, ...]:
     return tuple(
         Alert(
             name=f"Windlass{title}Burn{speed}",
-            expr=f"{slow_share(name, long)} > {times * budget:.6g} and {slow_share(name, short)} > {times * budget:.6g} "
-            f"and sum by (job) (increase({m.TIME_TO_FIRST_TOKEN.count}[1h])) > {objectives.least_requests_an_hour}",
+            condition=_burning(name, long, short, times * budget, objectives.least_requests_an_hour),
             for_seconds=seconds,
             severity=severity,
             summary=f"{{{{ $labels.job }}}}: more than {min(times * budget, 1):.0%} are slower than {limit:g} s "
@@ -73,105 +77,99 @@ def _burns(objectives: Objectives) -> tuple[Alert, ...]:
     )
 
 
+def _burning(name: str, long: str, short: str, share: float, least_requests: int) -> Condition:
+    most = float(f"{share:.6g}")
+    requests = Grouped("sum", over("increase", m.TIME_TO_FIRST_TOKEN.count, HOUR), ("job",))
+    is_burning = (latest(slow_share(name, long)) > most).also(latest(slow_share(name, short)) > most)
+    return is_burning.also(requests > least_requests)
+
+
 # --- requests and the engine
 
 
+def _requests(seconds: float, *where: Where) -> Condition:
+    return Grouped("sum", over("increase", m.REQUESTS, seconds, *where), BY)
+
+
+def _failing() -> Condition:
+    """An outage that is over pages nobody, though five minutes still hold it."""
+    failed = Where("outcome", "=~", FAILED)
+    requests, failures = _requests(5 * MINUTE), _requests(5 * MINUTE, failed)
+    is_over = _requests(2 * MINUTE, failed) <= 0.025 * _requests(2 * MINUTE)
+    return (failures / requests > 0.05).also(requests > 10).unless(is_over)
+
+
 def _serve() -> tuple[Alert, ...]:
-    requests = f"sum by ({BY}) (increase({m.REQUESTS}[5m]))"
-    failed = f'sum by ({BY}) (increase({m.REQUESTS}{{outcome=~"{FAILED}"}}[5m]))'
-    # An outage that is over pages nobody, though five minutes still hold it.
-    is_over = (
-        f'sum by ({BY}) (increase({m.REQUESTS}{{outcome=~"{FAILED}"}}[2m])) <= 0.025 * sum by ({BY}) (increase({m.REQUESTS}[2m]))'
-    )
-    full = f'sum by ({BY}) (increase({m.REQUESTS}{{outcome="full"}}[5m]))'
+    full = _requests(5 * MINUTE, Where("outcome", "=", "full"))
+    is_waiting = over("min_over_time", m.WAITING, 2 * MINUTE) > 0
     return (
-        Alert(
-            name="WindlassServerDown",
-            expr='up{job="windlass-serve"} == 0',
-            for_seconds=60,
-            severity="page",
-            summary="{{ $labels.instance }}: the server does not answer",
-            action="Is the process running? `windlass serve` prints why it ended.",
+        page(
+            "WindlassServerDown",
+            latest("up", Where("job", "=", "windlass-serve")).equals(0).lasting(60),
+            "{{ $labels.instance }}: the server does not answer",
+            "Is the process running? `windlass serve` prints why it ended.",
         ),
-        Alert(
-            name="WindlassEngineDown",
-            expr=f"{m.ENGINE_UP} == 0 and {m.ENGINE_RESTARTS} > 0",
-            for_seconds=60,
-            severity="page",
-            summary="{{ $labels.instance }}: the engine failed and has not come back",
-            action="The server's log says why the engine ended; memory and XID errors first.",
+        page(
+            "WindlassEngineDown",
+            latest(m.ENGINE_UP).equals(0).also(latest(m.ENGINE_RESTARTS) > 0).lasting(60),
+            "{{ $labels.instance }}: the engine failed and has not come back",
+            "The server's log says why the engine ended; memory and XID errors first.",
         ),
-        Alert(
-            name="WindlassEngineRestarted",
-            expr=f"increase({m.ENGINE_RESTARTS}[15m]) > 0",
-            for_seconds=0,
-            severity="ticket",
-            summary="{{ $labels.instance }}: the engine was restarted",
-            action="Requests in flight were replayed. The server's log says why it ended.",
+        ticket(
+            "WindlassEngineRestarted",
+            over("increase", m.ENGINE_RESTARTS, 15 * MINUTE) > 0,
+            "{{ $labels.instance }}: the engine was restarted",
+            "Requests in flight were replayed. The server's log says why it ended.",
         ),
-        Alert(
-            name="WindlassEngineCrashLoop",
-            expr=f"increase({m.ENGINE_RESTARTS}[15m]) > 2.5",
-            for_seconds=0,
-            severity="page",
-            summary="{{ $labels.instance }}: the engine keeps failing",
-            action="The server's log says why it ended; a damaged checkpoint or too little memory come back with every start.",
+        page(
+            "WindlassEngineCrashLoop",
+            over("increase", m.ENGINE_RESTARTS, 15 * MINUTE) > 2.5,
+            "{{ $labels.instance }}: the engine keeps failing",
+            "The server's log says why it ended; a damaged checkpoint or too little memory come back with every start.",
         ),
-        Alert(
-            name="WindlassErrorRate",
-            expr=f"({failed} / {requests} > 0.05 and {requests} > 10) unless {is_over}",
-            for_seconds=150,
-            severity="page",
-            summary="{{ $labels.instance }}: {{ $value | humanizePercentage }} of requests fail",
-            action="`windlass_requests_total` by outcome says how; the server's log says why.",
+        page(
+            "WindlassErrorRate",
+            _failing().lasting(150),
+            "{{ $labels.instance }}: {{ $value | humanizePercentage }} of requests fail",
+            "`windlass_requests_total` by outcome says how; the server's log says why.",
         ),
-        Alert(
-            name="WindlassQueueFull",
-            expr=f"{full} / {requests} > 0.1 and {full} > 5",
-            for_seconds=60,
-            severity="page",
-            summary="{{ $labels.instance }}: {{ $value | humanizePercentage }} of requests are refused, the queue is full",
-            action="Add a replica, raise --max-waiting, or give keys limits of their own.",
+        page(
+            "WindlassQueueFull",
+            (full / _requests(5 * MINUTE) > 0.1).also(full > 5).lasting(60),
+            "{{ $labels.instance }}: {{ $value | humanizePercentage }} of requests are refused, the queue is full",
+            "Add a replica, raise --max-waiting, or give keys limits of their own.",
         ),
-        Alert(
-            name="WindlassQueueGrowing",
-            expr=f"min_over_time({m.WAITING}[2m]) > 0 and deriv({m.WAITING}[5m]) > 0",
-            for_seconds=300,
-            severity="ticket",
-            summary="{{ $labels.instance }}: the queue has been growing for minutes",
-            action="More arrives than is served: add a replica, or limit clients.",
+        ticket(
+            "WindlassQueueGrowing",
+            is_waiting.also(over("deriv", m.WAITING, 5 * MINUTE) > 0).lasting(300),
+            "{{ $labels.instance }}: the queue has been growing for minutes",
+            "More arrives than is served: add a replica, or limit clients.",
         ),
-        Alert(
-            name="WindlassKvCacheFull",
-            expr=f"{m.KV_USAGE} > 0.95 and increase({m.PREEMPTIONS}[5m]) > 0",
-            for_seconds=300,
-            severity="ticket",
-            summary="{{ $labels.instance }}: the KV cache is full and sequences are preempted",
-            action="Lower --max-running or --context, use --kv fp8, or more memory.",
+        ticket(
+            "WindlassKvCacheFull",
+            (latest(m.KV_USAGE) > 0.95).also(over("increase", m.PREEMPTIONS, 5 * MINUTE) > 0).lasting(300),
+            "{{ $labels.instance }}: the KV cache is full and sequences are preempted",
+            "Lower --max-running or --context, use --kv fp8, or more memory.",
         ),
-        Alert(
-            name="WindlassPreemptions",
-            expr=f"increase({m.PREEMPTIONS}[10m]) > 20",
-            for_seconds=300,
-            severity="ticket",
-            summary="{{ $labels.instance }}: {{ $value | humanize }} preemptions in ten minutes",
-            action="Their prompts are computed again. Lower --max-running, or give the KV cache more memory.",
+        ticket(
+            "WindlassPreemptions",
+            (over("increase", m.PREEMPTIONS, 10 * MINUTE) > 20).lasting(300),
+            "{{ $labels.instance }}: {{ $value | humanize }} preemptions in ten minutes",
+            "Their prompts are computed again. Lower --max-running, or give the KV cache more memory.",
         ),
-        Alert(
-            name="WindlassOffloadLinkSaturated",
-            expr=f"rate({m.OFFLOAD_READ_SECONDS}[10m]) > 0.9 and rate({m.ENGINE_STEPS}[10m]) > 0",
-            for_seconds=900,
-            severity="ticket",
-            summary="{{ $labels.instance }}: weights are being read {{ $value | humanizePercentage }} of the time",
-            action="The disk or the link sets the speed: more memory for experts, a faster disk, or fewer bits.",
+        ticket(
+            "WindlassOffloadLinkSaturated",
+            (over("rate", m.OFFLOAD_READ_SECONDS, 10 * MINUTE) > 0.9)
+            .also(over("rate", m.ENGINE_STEPS, 10 * MINUTE) > 0)
+            .lasting(900),
+            "{{ $labels.instance }}: weights are being read {{ $value | humanizePercentage }} of the time",
+            "The disk or the link sets the speed: more memory for experts, a faster disk, or fewer bits.",
         ),
-        Alert(
-            name="WindlassLogLost",
-            expr=f"increase({m.LOG_LINES_LOST}[15m]) > 0",
-            for_seconds=0,
-            severity="ticket",
-            summary="{{ $labels.instance }}: log lines could not be written",
-            action="Is the disk full, or whoever read the log gone?",
+        ticket(
+            "WindlassLogLost",
+            over("increase", m.LOG_LINES_LOST, 15 * MINUTE) > 0,
+            "{{ $labels.instance }}: log lines could not be written",
+            "Is the disk full, or whoever read the log gone?",
         ),
     )
 
@@ -184,42 +182,31 @@ COMPUTE = "windlass:rank_compute:ratio_rate5m"
 
 
 def _ranks() -> tuple[Recording, ...]:
-    spent = f'rate({m.RANK_COLLECTIVE_SECONDS}{{collective!="steps"}}[5m])'
+    """On the wire is the least that any rank spends in a collective, since the last to arrive does not wait."""
+    rank, collective = (*BY, "rank", "worker"), (*BY, "collective", "group")
+    spent = over("rate", m.RANK_COLLECTIVE_SECONDS, 5 * MINUTE, Where("collective", "!=", "steps"))
+    waited = Binary(spent, "-", latest(WIRE), on=collective, is_many=True)
+    computed = Binary(over("rate", m.RANK_STEP_SECONDS, 5 * MINUTE), "-", Grouped("sum", spent, rank), on=rank)
     return (
-        Recording(
-            name=WIRE,
-            expr=f"min by ({BY}, collective, group) ({spent})",
-            help="Share of time on the wire: the least that any rank spends in a collective, since the last to arrive does not wait.",
-        ),
-        Recording(
-            name=WAITING,
-            expr=f"sum by ({BY}, rank, worker) ({spent} - on ({BY}, collective, group) group_left () {WIRE})",
-            help="Share of time that a rank waits for others in collectives.",
-        ),
-        Recording(
-            name=COMPUTE,
-            expr=f"rate({m.RANK_STEP_SECONDS}[5m]) - on ({BY}, rank, worker) sum by ({BY}, rank, worker) ({spent})",
-            help="Share of time that a rank computes: its steps without its collectives.",
-        ),
+        Recording(WIRE, Grouped("min", spent, collective), "Share of time on the wire."),
+        Recording(WAITING, Grouped("sum", waited, rank), "Share of time that a rank waits for others in collectives."),
+        Recording(COMPUTE, computed, "Share of time that a rank computes: its steps without its collectives."),
     )
 
 
 def _fleet() -> tuple[Alert, ...]:
+    others_wait = Grouped("max", latest(WAITING), BY)
     return (
-        Alert(
-            name="WindlassWorkerLost",
-            expr=f"{m.WORKER_UP} == 0",
-            for_seconds=30,
-            severity="page",
-            summary="{{ $labels.worker }} is not connected",
-            action="The model runs on the others. Is the machine up, is `windlass worker` running there?",
+        page(
+            "WindlassWorkerLost",
+            latest(m.WORKER_UP).equals(0).lasting(30),
+            "{{ $labels.worker }} is not connected",
+            "The model runs on the others. Is the machine up, is `windlass worker` running there?",
         ),
-        Alert(
-            name="WindlassStraggler",
-            expr=f"bottomk by ({BY}) (1, {WAITING}) and on ({BY}) max by ({BY}) ({WAITING}) > 0.25",
-            for_seconds=600,
-            severity="ticket",
-            summary="rank {{ $labels.rank }} on {{ $labels.worker }} is slower than the others, which wait for it",
-            action="Its temperature, clocks, other programs; or plan again, so that it gets a smaller share.",
+        ticket(
+            "WindlassStraggler",
+            Grouped("bottomk", latest(WAITING), BY).also(others_wait > 0.25, on=BY).lasting(600),
+            "rank {{ $labels.rank }} on {{ $labels.worker }} is slower than the others, which wait for it",
+            "Its temperature, clocks, other programs; or plan again, so that it gets a smaller share.",
         ),
     )
