@@ -388,6 +388,13 @@ def test_a_text_that_grows_becomes_what_the_whole_would_be(texts: list[list[str]
 
 
 @needs_node
+def test_a_link_may_be_told_after_it_was_used() -> None:
+    pieces = ["[a] one\n\n", "two\n\n", "three\n\n", "four\n\n", "[a]: https://a.b\n"]
+    ((grown, whole),) = run_node(GROW, [pieces])
+    assert grown == whole and '<a href="https://a.b">' in whole[0]["html"]
+
+
+@needs_node
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.text(max_size=60) | st.lists(st.sampled_from(PIECES), max_size=20).map("".join), min_size=300, max_size=300))
 def test_any_text_becomes_harmless_html(texts: list[str]) -> None:

@@ -7,7 +7,7 @@ const { DOMPurify } = globalThis;
 const TAGS =
   "p h3 h4 h5 h6 ul ol li blockquote hr pre code table thead tbody tr th td a br span strong em s b i u ins sub sup kbd mark small";
 // Ours alone, so that no text can look like a part of the page.
-const CLASSES = /^(?:language-\S+|hljs-[\w-]+|[a-z]+_{1,2}|math|block|pending|task|done|left|center|right|level-[1-6])$/;
+const CLASSES = /^(?:language-\S+|math|block|pending|task|done|left|center|right|level-[1-6])$/;
 
 // This also makes the one policy of trusted types that the server allows, so that nobody else can.
 DOMPurify.setConfig({
