@@ -91,9 +91,9 @@ SLOW_FILES = frozenset(
     "model/formats/hub/test_download model/formats/hub/test_hub model/formats/hub/test_local tasks/launch/vllm_engine/test_process "
     "tasks/bench/served/client/test_target tasks/plan/speed/test_published_rows tasks/plan/speed/test_spread "
     "tasks/plan/training/test_command tasks/serve/batch/test_batches tasks/serve/clients/test_node tasks/serve/clients/test_openai "
-    "tasks/serve/load/test_pressure tasks/serve/page/test_page tasks/serve/page/test_page_markdown tasks/serve/api/test_schema "
-    "tasks/serve/monitor/test_rolling test_suite model/text/tokenize/test_gguf_tokenizer tasks/train/logging/test_logging "
-    "runtime/weights/text/test_files wire/client/test_http_client".split()
+    "tasks/serve/load/test_pressure tasks/serve/page/test_page tasks/serve/page/test_page_answers tasks/serve/page/test_page_markdown "
+    "tasks/serve/api/test_schema tasks/serve/monitor/test_rolling test_suite model/text/tokenize/test_gguf_tokenizer "
+    "tasks/train/logging/test_logging runtime/weights/text/test_files wire/client/test_http_client".split()
 )
 """Of pure tests, those that take seconds: browsers, servers, thousands of requests, whole vocabularies."""
 CHEAP_FILES = frozenset(

@@ -1,222 +1,25 @@
-"""The page in headless Chromium, against the real server on loopback with a client whose every word the test says itself."""
+"""The page in headless Chromium: talking, refusals, the live view, looks and hands. What answers look like: test_page_answers.py."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import queue
 import re
-import shutil
-import socket
-import threading
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from browsed import MARKS, Served, Stage, Visit, answer, ask, expect, prose, serve
 
-from waiting import HUNG_SECONDS, until
-from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Stats, Timings, ToolCall, Usage
+from waiting import HUNG_SECONDS
+from windlass.core.request import Delta, ToolCall
 
-uvicorn = pytest.importorskip("uvicorn")
-playwright_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-pytestmark = [
-    pytest.mark.pure,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
-]
-
-expect = playwright_api.expect
-FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync""".split()
-expect.set_options(timeout=HUNG_SECONDS * 1000)
+pytestmark = MARKS
 KEY = "sesame"
-
-
-# --- a server whose words the test says ------------------------------------------------------------------------------
-
-
-@dataclass
-class Turn:
-    """One answer under way. `None` in the queue ends it."""
-
-    request: Request
-    loop: asyncio.AbstractEventLoop
-    words: asyncio.Queue[Delta | None] = field(default_factory=asyncio.Queue)
-    left: threading.Event = field(default_factory=threading.Event)
-    """Set when nobody listens any more, or the answer is complete."""
-    said: int = 0
-
-    def say(self, *words: str | Delta) -> None:
-        for word in words:
-            self._put(Delta(content=word, token_ids=(self.said,)) if isinstance(word, str) else word)
-            self.said += 1
-
-    def end(self, *words: str | Delta) -> None:
-        self.say(*words)
-        self._put(None)
-
-    def _put(self, word: Delta | None) -> None:
-        self.loop.call_soon_threadsafe(self.words.put_nowait, word)
-
-
-class Stage:
-    """A Client. Every request becomes a Turn that the test speaks in."""
-
-    def __init__(self) -> None:
-        self.turns: queue.Queue[Turn] = queue.Queue()
-        self.running = 0
-
-    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
-        turn = Turn(request, asyncio.get_running_loop())
-        self.running += 1
-        self.turns.put(turn)
-        try:
-            while (word := await turn.words.get()) is not None:
-                yield word
-            usage = Usage(prompt_tokens=5, completion_tokens=turn.said, cached_tokens=0)
-            yield Delta(finish_reason="stop", usage=usage, timings=Timings(queue_seconds=0, prefill_seconds=0, decode_seconds=1))
-        finally:
-            self.running -= 1
-            turn.left.set()
-
-    async def score(self, request: ScoreRequest) -> Scores:
-        raise NotImplementedError
-
-    async def info(self) -> Info:
-        stats = Stats(running=self.running, waiting=0, num_blocks=100, blocks_used=self.running * 10)
-        return Info(model="stage", context_tokens=4096, vocab_size=256, max_sequences=8, device="cpu", scheme="int4", stats=stats)
-
-    async def close(self) -> None:
-        pass
-
-    def turn(self) -> Turn:
-        return self.turns.get(timeout=HUNG_SECONDS)
-
-
-@dataclass
-class Served:
-    stage: Stage
-    url: str
-
-
-def serve(stage: Stage, *keys: str) -> Iterator[Served]:
-    from windlass.tasks.serve.app import make_app
-    from windlass.tasks.serve.settings import ServerSettings
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        app = make_app(stage, ServerSettings(port=port, api_keys=keys, log_requests=False, drain_seconds=0.5))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
-        thread.start()
-        until(lambda: server.started, "the server does not start")
-        yield Served(stage, f"http://127.0.0.1:{port}")
-        server.should_exit = True
-        thread.join(HUNG_SECONDS)
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    yield from serve(Stage())
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Served]:
     yield from serve(Stage(), KEY)
-
-
-# --- a browser that reports whatever it should not do ----------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=HUNG_SECONDS * 1000)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def profile(browser: Any) -> Any:
-    """For visits that leave nothing behind: a new one, or only a new page in it, costs as much as a test."""
-    return new_profile(browser)
-
-
-def new_profile(browser: Any, **options: Any) -> Any:
-    still = {"viewport": {"width": 1200, "height": 800}, "reduced_motion": "reduce"}  # nothing fades in: nothing is waited for
-    made = browser.new_context(**{**still, **options})
-    made.set_default_timeout(HUNG_SECONDS * 1000)
-    return made
-
-
-class Visit:
-    """A page in a profile of its own, or the one of a profile whose storage is emptied afterwards, with all that it asked for and
-    complained about."""
-
-    def __init__(self, browser: Any, url: str, profile: Any = None, **options: Any) -> None:
-        self.url, self.asked, self.complaints = url, [], []
-        self.is_shared, self.context = profile is not None, profile or new_profile(browser, **options)
-        self.page = self.context.pages[0] if self.context.pages else self.context.new_page()
-        self._hears: dict[str, Any] = {
-            "request": lambda request: self.asked.append(request.url),
-            "console": lambda message: message.type in ("error", "warning") and self.complaints.append(message.text),
-            "pageerror": lambda error: self.complaints.append(str(error)),
-        }
-        for event, hear in self._hears.items():
-            self.page.on(event, hear)
-
-    def open(self, route: str = "") -> Any:
-        self.page.goto(f"{self.url}/{route}")
-        return self.page
-
-    def close(self, allowed: tuple[str, ...] = ()) -> None:
-        for event, hear in self._hears.items():
-            self.page.remove_listener(event, hear)
-        if self.is_shared:
-            self._leave_nothing()
-        else:
-            self.context.close()
-        assert [url for url in self.asked if not url.startswith(self.url)] == [], "only its own server is asked"
-        assert [text for text in self.complaints if not any(words in text for words in allowed)] == []
-
-    def _leave_nothing(self) -> None:
-        self.page.evaluate("sessionStorage.clear()")
-        self.page.goto("about:blank")
-        devtools = self.context.new_cdp_session(self.page)  # what a page keeps while it is left goes too
-        devtools.send("Storage.clearDataForOrigin", {"origin": self.url, "storageTypes": "all"})
-        devtools.detach()
-        self.page.unroute_all()
-        self.page.emulate_media(color_scheme="null")
-        self.context.clear_permissions()
-
-
-@pytest.fixture
-def visit(browser: Any, profile: Any, served: Served) -> Iterator[Visit]:
-    visit = Visit(browser, served.url, profile)
-    yield visit
-    visit.close()
-
-
-@pytest.fixture
-def page(visit: Visit) -> Any:
-    page = visit.open()
-    expect(page.locator("#model")).to_have_value("stage")
-    return page
-
-
-def ask(page: Any, served: Served, text: str) -> Turn:
-    page.fill("#question", text)
-    page.press("#question", "Enter")
-    return served.stage.turn()
-
-
-def answer(page: Any) -> Any:
-    return page.locator(".message.answer").last
-
-
-def prose(page: Any) -> Any:
-    return answer(page).locator("> .prose")
 
 
 # --- talking ---------------------------------------------------------------------------------------------------------
@@ -373,70 +176,6 @@ def test_an_answer_goes_on_while_another_chat_is_looked_at(page: Any, served: Se
     slow.end("inning")
     page.locator(".conversation .open", has_text="Slow").click()
     expect(prose(page)).to_have_text("Beginning")
-
-
-# --- what a model writes does nothing --------------------------------------------------------------------------------
-
-HOSTILE = """<script>window.owned = 1</script>
-<img src="x" onerror="window.owned = 2">
-<iframe srcdoc="<script>parent.owned = 3</script>"></iframe>
-
-[click](javascript:window.owned=4) [relative](/v1/models) [data](data:text/html,x)
-![picture](https://evil.example/p.png) [fine](https://example.org/a)
-
-<a href="javascript:window.owned=5" onclick="window.owned=6">html</a>
-
-| <b>cell</b> | x |
-|---|---|
-| <svg onload="window.owned=7"> | y |
-
-```html" onclick="window.owned=8
-<script>window.owned = 9</script>
-```
-"""
-
-
-def test_what_a_model_writes_stays_text(page: Any, served: Served) -> None:
-    ask(page, served, "Be evil").end(*(HOSTILE[at : at + 7] for at in range(0, len(HOSTILE), 7)))
-    expect(answer(page).locator("footer.shown")).to_be_visible()
-    assert page.evaluate("window.owned") is None
-    assert (
-        page.evaluate(
-            "document.querySelectorAll('#thread :is(script, img, iframe, svg:not(.icon), b, [onclick], [onerror])').length"
-        )
-        == 0
-    )
-    links = page.evaluate("[...document.querySelectorAll('#thread .prose a')].map(a => [a.href, a.rel, a.target])")
-    rel = "noopener noreferrer nofollow"
-    assert links == [["https://evil.example/p.png", rel, "_blank"], ["https://example.org/a", rel, "_blank"]]
-    expect(prose(page)).to_contain_text("<script>window.owned = 1</script>")
-    page.reload()  # and from what was kept
-    expect(prose(page)).to_contain_text("<script>window.owned = 1</script>")
-    assert page.evaluate("window.owned") is None
-
-
-def test_the_browser_itself_refuses_markup_from_text(visit: Visit) -> None:
-    page = visit.open()
-    tried = page.evaluate(
-        "(() => { try { document.body.innerHTML = '<b>x</b>'; return 'made'; } catch { return 'refused'; } })()"
-    )
-    assert tried == "refused"
-    visit.complaints.clear()  # it complains, as it should
-
-
-def test_markdown_is_drawn(page: Any, served: Served) -> None:
-    ask(page, served, "Show").end(
-        "# Title\n\n- a\n- b\n\n| x | y |\n|---|--:|\n| 1 | 2 |\n\n```py\nprint('hi')\n```\n\n$a_1$ end"
-    )
-    expect(prose(page).locator("h3")).to_have_text("Title")
-    expect(prose(page).locator("li")).to_have_text(["a", "b"])
-    expect(prose(page).locator("td.right")).to_have_text("2")
-    expect(prose(page).locator("figcaption")).to_contain_text("py")
-    expect(prose(page).locator(".math")).to_have_text("$a_1$")
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_label("Copy code").click()
-    expect(prose(page).locator("figcaption button")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == "print('hi')"
 
 
 # --- when it does not work -------------------------------------------------------------------------------------------
@@ -694,7 +433,9 @@ CONTRAST = """() => {
     const found = getComputedStyle(box).color; box.remove(); return found; };
   const ratio = (a, b) => { const [x, y] = [light(value(a)), light(value(b))].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
   return [["--ink", "--paper"], ["--soft", "--paper"], ["--soft", "--sunk"], ["--soft", "--card"], ["--accent", "--paper"], ["--bad", "--card"],
-          ["--accent-ink", "--accent"]].map(([a, b]) => [`${a} on ${b}`, ratio(a, b)]);
+          ["--accent-ink", "--accent"],
+          ...["soft", "word", "name", "text", "number", "type"].map((name) => [`--code-${name}`, "--card"])]
+    .map(([a, b]) => [`${a} on ${b}`, ratio(a, b)]);
 }"""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,17 +23,29 @@ MEDIA_TYPES = MappingProxyType(
         ".html": "text/html; charset=utf-8",
         ".css": "text/css; charset=utf-8",
         ".js": "text/javascript; charset=utf-8",
+        ".mjs": "text/javascript; charset=utf-8",
         ".svg": "image/svg+xml",
+        ".woff2": "font/woff2",
+        "LICENSE": "text/plain; charset=utf-8",
+        "LICENSE.bundled": "text/plain; charset=utf-8",
     }
 )
+"""By suffix or name; other files are not served."""
+COMPRESSED = frozenset({".woff2"})
+"""Zipping them again gains nothing."""
 
 
 @dataclass(frozen=True)
 class Asset:
     media_type: str
     body: bytes
-    gzipped: bytes
     etag: str
+    is_compressed: bool = False
+
+    @cached_property
+    def gzipped(self) -> bytes:
+        # mtime=0 makes the bytes reproducible.
+        return self.body if self.is_compressed else gzip.compress(self.body, 9, mtime=0)
 
 
 @dataclass(frozen=True)
@@ -45,9 +58,11 @@ class Assets:
 
 
 def _asset(name: str, body: bytes) -> Asset:
-    # mtime=0 makes the bytes reproducible.
-    gzipped = gzip.compress(body, 9, mtime=0)
-    return Asset(MEDIA_TYPES[Path(name).suffix], body, gzipped, f'"{_digest(body)}"')
+    return Asset(_media_type(Path(name)), body, f'"{_digest(body)}"', Path(name).suffix in COMPRESSED)
+
+
+def _media_type(path: Path) -> str:
+    return MEDIA_TYPES.get(path.name) or MEDIA_TYPES.get(path.suffix, "")
 
 
 def _digest(body: bytes) -> str:
@@ -55,7 +70,7 @@ def _digest(body: bytes) -> str:
 
 
 def read_assets(static: Path = STATIC) -> Assets:
-    paths = sorted(path for path in static.rglob("*") if path.suffix in MEDIA_TYPES)
+    paths = sorted(path for path in static.rglob("*") if path.is_file() and _media_type(path))
     bodies = {path.relative_to(static).as_posix(): path.read_bytes() for path in paths}
     page = bodies.pop(INDEX)
     folder = _digest(b"".join(name.encode() + b"\0" + body + b"\0" for name, body in bodies.items()))

@@ -5,7 +5,6 @@ A browser cannot send a key with the first request, so the page loads first and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from starlette.requests import Request
@@ -16,7 +15,7 @@ from windlass.tasks.serve.page.assets import Asset, Assets, read_assets
 
 PREFIX: Final = "/page/"
 
-# Same origin only. The page never builds markup from strings, so trusted types can be disallowed altogether.
+# Same origin only. Markup is made from strings by DOMPurify alone, whose policy of trusted types is the only one.
 CONTENT_SECURITY_POLICY: Final = "; ".join(
     (
         "default-src 'self'",
@@ -25,7 +24,7 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
         "frame-ancestors 'none'",
         "object-src 'none'",
         "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
+        "trusted-types dompurify",
     )
 )
 SECURITY_HEADERS: Final = {
@@ -53,28 +52,27 @@ def page_routes() -> list[Route]:
         return _respond(request, assets.index, REVALIDATE)
 
     async def file(request: Request) -> Response:
-        found = _find(assets, request.path_params)
+        found = _find(assets, request.path_params["path"])
         if found is None:
             return Response("Not found.\n", 404, SECURITY_HEADERS, "text/plain")
         return _respond(request, found, IMMUTABLE)
 
     return [
         Route("/", index, methods=["GET"], include_in_schema=False),
-        Route(PREFIX + "{folder}/{name}", file, methods=["GET"], include_in_schema=False),
-        Route(PREFIX + "{folder}/{room}/{name}", file, methods=["GET"], include_in_schema=False),
+        Route(PREFIX + "{path:path}", file, methods=["GET"], include_in_schema=False),
     ]
 
 
-def _find(assets: Assets, params: Mapping[str, str]) -> Asset | None:
-    path = f"{params['room']}/{params['name']}" if "room" in params else params["name"]
-    return assets.files.get(path) if params["folder"] == assets.folder else None
+def _find(assets: Assets, path: str) -> Asset | None:
+    folder, _, name = path.partition("/")
+    return assets.files.get(name) if folder == assets.folder else None
 
 
 def _respond(request: Request, asset: Asset, caching: str) -> Response:
     headers = {**SECURITY_HEADERS, "Cache-Control": caching, "ETag": asset.etag, "Vary": "Accept-Encoding"}
     if asset.etag in _tags(request.headers.get("if-none-match", "")):
         return Response(status_code=304, headers=headers)
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if not asset.is_compressed and "gzip" in request.headers.get("accept-encoding", ""):
         headers["Content-Encoding"] = "gzip"
         return Response(asset.gzipped, headers=headers, media_type=asset.media_type)
     return Response(asset.body, headers=headers, media_type=asset.media_type)

@@ -1,8 +1,9 @@
 // One message of a conversation as an element.
 
+import { copyButton } from "../lib/copy.js";
 import { h, icon, setText } from "../lib/dom.js";
 import { count, latency, number } from "../lib/format.js";
-import { copyButton, MarkdownView } from "../markdown/view.js";
+import { MarkdownView } from "../markdown/view.js";
 
 const thoughtFor = (seconds) => (seconds === null || seconds === undefined ? "Reasoning" : `Thought for ${latency(seconds)}`);
 
@@ -81,6 +82,7 @@ export class AnswerView {
       this.#reason(
         message.reasoning,
         answer.isThinking ? `Thinking, ${latency(answer.thoughtSeconds(now))}` : thoughtFor(answer.thoughtSeconds(now)),
+        answer.isThinking,
       );
     this.prose.update(message.content);
     this.#call(message.tool_calls);
@@ -89,14 +91,14 @@ export class AnswerView {
   finish(message, actions) {
     this.element.classList.remove("writing", "thinking");
     this.waiting.hidden = true;
-    if (message.reasoning) this.#reason(message.reasoning, thoughtFor(message.thought_seconds));
-    this.prose.update(message.content);
+    if (message.reasoning) this.#reason(message.reasoning, thoughtFor(message.thought_seconds), false);
+    this.prose.finish(message.content);
     this.#call(message.tool_calls ?? []);
     const bare = message.error && !message.content; // no statistics to show
     this.after.replaceChildren(...notes(message), ...(actions.error ?? []), ...(bare ? [] : [footer(message, actions)]));
   }
 
-  #reason(text, summary) {
+  #reason(text, summary, isOpen) {
     if (!this.reasoning) {
       this.reasoning = { view: new MarkdownView(), summary: h("span") };
       this.before.append(
@@ -109,7 +111,8 @@ export class AnswerView {
       );
     }
     setText(this.reasoning.summary, summary);
-    this.reasoning.view.update(text);
+    if (isOpen) this.reasoning.view.update(text);
+    else this.reasoning.view.finish(text);
   }
 
   #call(calls) {

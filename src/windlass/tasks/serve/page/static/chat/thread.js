@@ -16,6 +16,7 @@ export class Thread {
     this.latest.append(icon("down"), h("span", {}, "Newest"));
     this.latest.addEventListener("click", () => this.toEnd());
     this.scroll.addEventListener("scroll", () => this.#scrolled(), { passive: true });
+    document.addEventListener("filled", () => this.follows && this.toEnd()); // formulas and code changed their height
     this.writing = null;
     this.follows = true;
     this.drawing = 0;
