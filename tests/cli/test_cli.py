@@ -190,7 +190,7 @@ PLANNING = frozenset("cli core errors foreign model open tasks units".split())
     [
         (["--help"], {"cli", "core", "errors", "foreign", "units"}, 75),
         (["plan", "--help"], {"cli", "core", "errors", "foreign", "units"}, 75),
-        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"], PLANNING, 190),
+        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"], PLANNING, 200),
     ],
     ids=["help", "plan-help", "plan"],
 )

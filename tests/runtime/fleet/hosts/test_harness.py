@@ -209,7 +209,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_what_a_killed_test_left_is_removed() -> None:
     left = subprocess.run(
-        python(LEAVES, *map(str, (Path(__file__).parents[number] for number in (1, 3))), capture_output=True, text=True, timeout=HUNG_SECONDS
+        python(LEAVES, *map(str, (Path(__file__).parents[number] for number in (1, 3)))),
+        capture_output=True,
+        text=True,
+        timeout=HUNG_SECONDS,
     )
     assert left.returncode == -signal.SIGKILL, left.stderr
     name, pid = left.stdout.split()
