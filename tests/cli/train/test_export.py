@@ -18,7 +18,7 @@ def _torch() -> None:
 
 
 def a_checkpoint(folder: Path, step: int, fallback: str | None = None) -> Path:
-    from windlass.train.checkpoint.manifest import CheckpointIdentity, CheckpointManifest, write_manifest
+    from windlass.tasks.train.checkpoint.manifest import CheckpointIdentity, CheckpointManifest, write_manifest
 
     recipe: dict[str, Any] = {"checkpoint": {"fallback": fallback}}
     place = folder / f"step-{step:08}"

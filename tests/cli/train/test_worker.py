@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cpu
 @pytest.fixture(autouse=True)
 def _torch(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr("windlass.train.loop.elastic.stop_when_agent_dies", lambda: None)
+    monkeypatch.setattr("windlass.tasks.train.loop.elastic.stop_when_agent_dies", lambda: None)
 
 
 def ends(folder: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[..., Any]) -> int:
@@ -80,7 +80,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_restart_does_not_mend_is_not_restarted(
     agent: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
-    from windlass.train.loop.elastic import RunOutcome, read_outcome
+    from windlass.tasks.train.loop.elastic import RunOutcome, read_outcome
 
     assert ends(tmp_path, monkeypatch, raising(error)) == 2
     assert read_outcome(tmp_path) == RunOutcome("failed", message=message, exit_code=2)
@@ -92,7 +92,7 @@ def test_what_a_restart_does_not_mend_is_not_restarted(
     "error", [ConnectionResetError(104, "Connection reset by peer"), TimeoutError(110, "Connection timed out")]
 )
 def test_a_connection_may_be_there_again(agent: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    from windlass.train.loop.elastic import read_outcome
+    from windlass.tasks.train.loop.elastic import read_outcome
 
     with pytest.raises(OSError):
         ends(tmp_path, monkeypatch, raising(error))
@@ -106,7 +106,7 @@ def test_ranks_that_do_not_meet_are_one_line(
     import torch.distributed as dist
 
     from windlass.cli.train import worker
-    from windlass.train.loop.lost import RankLost
+    from windlass.tasks.train.loop.lost import RankLost
 
     @contextmanager
     def group() -> Generator[int]:
@@ -128,7 +128,7 @@ def test_ranks_without_an_agent_that_do_not_meet_are_one_line(tmp_path: Path, mo
     """Those that srun has started."""
     import torch.distributed as dist
 
-    from windlass.train.loop.lost import RankLost
+    from windlass.tasks.train.loop.lost import RankLost
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(dist, "init_process_group", raising(dist.DistNetworkError("failed to connect")))

@@ -12,7 +12,7 @@ from typing import Any
 
 from windlass.core.recipe.recipe import Recipe
 from windlass.errors import DoesNotFit, Impossible
-from windlass.launch.job import Job, Settings
+from windlass.tasks.launch.job import Job, Settings
 
 Words = tuple[tuple[str, ...], Mapping[str, Any]]
 """The names of a command (`eval`, `run`) and its parsed options."""
@@ -31,7 +31,7 @@ def refuse_before(words: Words, job: Job, settings: Settings) -> None:
 
 
 def _evaluation(options: Mapping[str, Any], elsewhere: bool) -> None:
-    from windlass.evaluate.tasks.catalog import choose_tasks
+    from windlass.tasks.evaluate.tasks.catalog import choose_tasks
 
     tasks = options.get("tasks")
     if not elsewhere or ("/" not in (tasks or "") and ".toml" not in (tasks or "")):
@@ -81,7 +81,7 @@ def _training(options: Mapping[str, Any], job: Job, elsewhere: bool) -> None:
 
 
 def _arrangement(recipe: Recipe, job: Job) -> None:
-    from windlass.train.parallel.degrees import check_arrangement
+    from windlass.tasks.train.parallel.degrees import check_arrangement
 
     try:
         check_arrangement(recipe, job.ranks_per_node, job.num_nodes, job.gpus_per_node or None)

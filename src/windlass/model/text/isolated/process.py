@@ -1,0 +1,129 @@
+"""The processes, from inside: a parent that has imported the libraries and made the tokenizer, and forks a worker within milliseconds.
+
+A worker is ended by the kernel when a job has used its CPU time, and gets no more memory than MEMORY_BYTES and a little above what it began with;
+so no code of a library has to notice anything. The parent has no threads, so that its forks are whole. Both end when their sockets are closed.
+
+    python -P -m windlass.model.text.isolated.process SOCKET
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from windlass.core.ranks.frames import read_frame, write_frame
+from windlass.errors import BadInput
+from windlass.model.text.isolated.jobs import Task, done
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+QUICK, SLOW, VOCABULARY = b"Q", b"S", b"V"
+"""Messages to the parent, each with a file descriptor: a worker's socket, twice, and a file with a tokenizer."""
+MEMORY_BYTES = 128 * 2**20
+MEMORY_PER_BYTE = 16
+"""Besides, for every byte of the job: a long chat becomes values, and a text."""
+TOKENIZER_SECONDS = 60.0
+"""CPU time, for a tokenizer to be made: 0.6 s of 150,000 tokens."""
+MAX_KEPT_BYTES = 64 * 2**20
+"""A worker that has grown by more is replaced."""
+STACK_BYTES = 4 * 2**20
+"""Less than an engine's thread has that compiles a grammar again (runtime/engine/sample/grammar.py)."""
+NICENESS = 15
+"""Of slow work: others come first."""
+
+
+class Vocabulary(msgspec.Struct):
+    tokenizer_json: str
+    stop_token_ids: list[int]
+
+
+def main(control: socket.socket) -> None:
+    _import_libraries()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers: the kernel forgets them
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    tokenizer: LLTokenizer | BadInput | None = None
+    gc.freeze()  # what is imported stays, and its pages stay shared
+    while True:
+        kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not kind or not descriptors:
+            return
+        if kind == VOCABULARY:
+            tokenizer = _tokenizer(descriptors[0])
+        elif os.fork() == 0:
+            control.close()
+            _work(socket.socket(fileno=descriptors[0]), tokenizer, kind == SLOW)
+        else:
+            os.close(descriptors[0])
+
+
+def _import_libraries() -> None:
+    for name in ("jinja2", "jinja2.ext", "jinja2.sandbox"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _tokenizer(descriptor: int) -> LLTokenizer | BadInput:
+    from windlass.model.text.grammar.compile import grammar_tokenizer
+
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        found = msgspec.msgpack.decode(file.read(), type=Vocabulary)
+    signal.setitimer(signal.ITIMER_PROF, TOKENIZER_SECONDS)
+    try:
+        return grammar_tokenizer(found.tokenizer_json, found.stop_token_ids)
+    except BadInput as error:
+        return error
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+# --- a worker
+
+
+def _work(connection: socket.socket, tokenizer: LLTokenizer | BadInput | None, is_slow: bool) -> NoReturn:
+    try:
+        if is_slow:
+            os.nice(NICENESS)
+        threading.stack_size(STACK_BYTES)
+        thread = threading.Thread(target=_serve, args=(connection, tokenizer))
+        thread.start()
+        thread.join()
+    finally:
+        os._exit(0)  # nothing of the parent is undone
+
+
+def _serve(connection: socket.socket, tokenizer: LLTokenizer | BadInput | None) -> None:
+    write_frame(connection, str(os.getpid()).encode())
+    began_bytes, is_last = _size_bytes(), False
+    while not is_last and (body := read_frame(connection)) is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (began_bytes + MEMORY_BYTES + MEMORY_PER_BYTE * len(body), resource.RLIM_INFINITY))
+        task = msgspec.json.decode(body, type=Task)
+        signal.setitimer(signal.ITIMER_PROF, task.cpu_seconds)  # SIGPROF ends a process that does not handle it
+        try:
+            answer = done(task.job, tokenizer)
+        except MemoryError:
+            os._exit(1)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        is_last = _size_bytes() > began_bytes + MAX_KEPT_BYTES
+        write_frame(connection, msgspec.json.encode(msgspec.structs.replace(answer, is_last=is_last) if is_last else answer))
+
+
+def _size_bytes() -> int:
+    """Of this process's address space."""
+    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
