@@ -187,3 +187,35 @@ def test_no_test_waits_for_a_process_that_it_does_not_kill() -> None:
 
 def test_nothing_that_is_started_compiles_all_of_windlass_again() -> None:
     assert "PYTHONDONTWRITEBYTECODE" not in os.environ and not sys.dont_write_bytecode
+
+
+# --- CI
+
+
+def test_a_run_ends_by_itself_before_its_job_is_ended() -> None:
+    """Or nothing is shown of what hangs."""
+    job = (HERE.parent / ".github" / "workflows" / "test.yml").read_text().partition("\n  docs:")[0]
+    minutes, seconds = (int(re.findall(rf"{name}: (\d+)", job)[0]) for name in ("timeout-minutes", "WINDLASS_TEST_RUN_SECONDS"))
+    assert seconds <= 60 * minutes - 300, "what is installed first takes minutes too"
+
+
+@pytest.mark.parametrize("has_namespaces", [True, False])
+@pytest.mark.parametrize(
+    ("seconds", "target"), [(0, {True: "elsewhere", False: "test"}), (1600, {True: "elsewhere", False: "quick"})]
+)
+def test_a_slow_machine_runs_less_of_the_clone(
+    tmp_path: Path, has_namespaces: bool, seconds: int, target: dict[bool, str]
+) -> None:
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_text((HERE.parent / ".ci" / "run").read_text())
+    programs = {"make": 'echo "make $*"', "unshare": f"exit {int(not has_namespaces)}", "git": "exit 0", "chromium": "exit 0"}
+    for name, does in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SECONDS": str(seconds)}
+    done = subprocess.run(
+        ["bash", str(tmp_path / ".ci" / "run")], capture_output=True, text=True, env=environment, timeout=HUNG_SECONDS, check=True
+    )
+    first, clone = [line for line in done.stdout.splitlines() if line.startswith("make ")]
+    assert first == "make test" and clone.split("/windlass ")[1].split()[0] == target[has_namespaces]
+    assert ("-m quick" in clone) == (seconds > 1500 and has_namespaces)

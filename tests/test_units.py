@@ -1,11 +1,14 @@
-"""Numbers with units, both ways."""
+"""Numbers with units, both ways; paths from a home directory."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass import units
 from windlass.errors import BadInput
 from windlass.units import (
     GB,
@@ -19,6 +22,7 @@ from windlass.units import (
     parse_bytes,
     parse_context,
     parse_count,
+    parse_path,
 )
 
 pytestmark = pytest.mark.pure
@@ -134,3 +138,15 @@ def test_a_size_without_a_unit_is_answered_with_one() -> None:
 )
 def test_bandwidths_written(rate: float, text: str) -> None:
     assert format_bandwidth(rate) == text
+
+
+def test_the_home_of_nobody_is_one_line() -> None:
+    assert parse_path("~") == Path.home() and parse_path(Path("a/~b")) == Path("a/~b")
+    with pytest.raises(BadInput, match=r"^~nobody-of-that-name/x: nobody of that name has a home directory here"):
+        parse_path("~nobody-of-that-name/x")
+
+
+def test_nothing_else_expands_homes() -> None:
+    """`Path.expanduser` ends with a traceback."""
+    source = Path(units.__file__).parent
+    assert [path.name for path in source.rglob("*.py") if ".expanduser(" in path.read_text()] == ["units.py"]

@@ -1,4 +1,4 @@
-"""Parsing and formatting numbers with units.
+"""Parsing and formatting what people write: numbers with units, and paths that begin at a home directory.
 
 Internally sizes are plain integers of bytes. "GB" is 10^9 and "GiB" is 2^30 when read; sizes are printed in GiB and say so.
 """
@@ -6,8 +6,10 @@ Internally sizes are plain integers of bytes. "GB" is 10^9 and "GiB" is 2^30 whe
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from windlass.errors import BadInput
+from windlass.foreign import shown
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
@@ -77,6 +79,14 @@ def parse_time(text: str) -> int:
     if not parts or "".join(number + unit for number, unit in parts) != text.replace(" ", ""):
         raise BadInput(f"{text!r} is not a time; write it like 24h, 1h30m, 90min or 1-12:00:00")
     return round(sum(float(number) * _TIME_UNITS[unit] for number, unit in parts))
+
+
+def parse_path(text: str | Path) -> Path:
+    """With the home directory in the place of `~` and `~name`."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # its own words name neither
+        raise BadInput(f"{shown(text)}: nobody of that name has a home directory here; write the path in full") from None
 
 
 def format_bytes(num_bytes: float) -> str:

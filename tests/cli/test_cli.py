@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from waiting import HUNG_SECONDS
+from windlass.cli import _replace_unknown_letters
 from windlass.cli import execute as run
 
 pytestmark = pytest.mark.pure
@@ -205,3 +207,23 @@ def test_starts_in_a_blink(arguments: list[str], packages: set[str], most: int) 
     ours = [name for name in modules if name.startswith("windlass.")]
     assert exit_code == 0 and {name.split(".")[0] for name in modules} & HEAVY == set()
     assert {name.split(".")[1] for name in ours} <= packages and len(ours) < most
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "written"),
+    [
+        ("ascii", "strict", b"Zo? ?"),
+        ("ascii", "surrogateescape", b"Zo? ?"),
+        ("latin-1", "surrogateescape", b"Zo\xeb ?"),
+        ("utf-8", "surrogateescape", b"Zo\xc3\xab \xff"),
+        ("UTF8", "surrogateescape", b"Zo\xc3\xab \xff"),
+        ("ascii", "xmlcharrefreplace", b"Zo&#235; &#56575;"),
+    ],
+)
+def test_letters_that_a_locale_lacks(encoding: str, errors: str, written: bytes) -> None:
+    """In the POSIX locale without UTF-8 mode Python's standard output is in ASCII, and takes only what came from file names as it is."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors)
+    _replace_unknown_letters(stream)
+    stream.write("Zo\u00eb \udcff")
+    stream.flush()
+    assert stream.buffer.getvalue() == written  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gc
 import io
@@ -50,8 +51,12 @@ def execute(argv: list[str]) -> int:
 
 
 def _replace_unknown_letters(stream: TextIO) -> None:
-    """A locale without a letter of some name, such as ASCII, is no reason to end."""
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+    """A locale without a letter of some name, such as ASCII, is no reason to end. `surrogateescape`, which Python uses in the POSIX locale,
+    writes every letter in UTF-8 only."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return
+    is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+    if stream.errors == "strict" or (stream.errors == "surrogateescape" and not is_utf8):
         stream.reconfigure(errors="replace")
 
 

@@ -14,6 +14,7 @@ from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.launch import Launch
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node
+from windlass.units import parse_path
 
 if TYPE_CHECKING:
     from windlass.runtime.fleet.root.epoch import MakeEngine, NodeProgress
@@ -35,7 +36,7 @@ def open_fleet(
 
     secret = b""
     if launch.secret_file is not None:
-        file = Path(launch.secret_file).expanduser()
+        file = parse_path(launch.secret_file)
         secret = read_secret(file)
         if problem := warning(file):
             sys.stderr.write(f"windlass: {problem}\n")

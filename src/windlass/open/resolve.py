@@ -20,6 +20,7 @@ from windlass.errors import BadInput
 from windlass.model.families import describe, hints_from, rules
 from windlass.model.families.registry import KnownModel, find, published_config, refuse_beyond_reach, spec_of, unknown_model
 from windlass.open.stored import StoredFiles, stored_files
+from windlass.units import parse_path
 
 if TYPE_CHECKING:
     from windlass.core.hardware.spec import Hardware
@@ -174,10 +175,10 @@ def _plain_name(name: str) -> str:
 def _existing(name: str) -> Path | None:
     is_url = name.lower().startswith(FILE_URL)
     try:
-        path = Path(unquote(name[len(FILE_URL) :]) if is_url else name).expanduser()
+        path = parse_path(unquote(name[len(FILE_URL) :]) if is_url else name)
         if path.exists():
             return path
-    except (OSError, RuntimeError):  # too long for a file name; the home of an unknown user
+    except OSError:  # too long for a file name
         return None
     if is_url or name.startswith((".", "~", os.sep)) or name.endswith((".gguf", ".m")):
         raise BadInput(f"{name} does not exist; give a model directory, a .gguf or .m file, or a name from `windlass models`")

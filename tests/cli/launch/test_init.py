@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def test_a_scheduler_that_does_not_answer_fails_one_step(tmp_path: Path, monkeyp
     init = Init(InitOptions(scheduler="slurm", disk=tmp_path, dry_run=True), tmp_path / "home", yes)
     assert outcome(init, "hostfile") == ("failed", "sinfo did not answer within 30 s; run this again")
     assert outcome(init, "job script")[0] == "would"
+
+
+def test_names_in_whatever_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'n1\\ncaf\\351\\n'\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    init = Init(InitOptions(scheduler="slurm", disk=tmp_path, dry_run=True), tmp_path / "home", yes)
+    assert outcome(init, "hostfile") == ("would", f"write {init.hostfile} with 2 machines")
 
 
 def test_settings_that_are_there_stay(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ VERBS = {
     "train": ("train", "run", "recipe.toml", "--out", "x", "--set", "batch.micro_batch=1"),
     "eval": ("eval", "tiny-glm", "--tasks", "lists"),
     "bench": ("bench", "tiny-glm", "--batch", "1,8"),
-    "convert": ("convert", "a", "b", "--quant", "int4"),
+    "convert": ("convert", "tiny-glm", "b", "--quant", "int4"),
     "check": ("check", "tiny-glm", "--full"),
 }
 
@@ -161,8 +161,9 @@ def test_what_the_command_would_refuse_is_refused_before(
     words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
-    assert execute(["launch", "local", "--no-check", *words]) == 2
+    assert execute(["launch", "local", *words]) == 2
     assert says in capsys.readouterr().err and not (tmp_path / "jobs").exists()
+    assert execute(["launch", "local", "--no-check", "--dry-run", *words]) == 0, "as its user wants it"
 
 
 def test_a_batch_that_does_not_divide_is_refused_before(
@@ -171,5 +172,55 @@ def test_a_batch_that_does_not_divide_is_refused_before(
     monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
     recipe = Path(__file__).parents[3] / "recipes" / "tiny-glm-moe-cpu.toml"
     sizes = ["--set", "batch.micro_batch=3", "--set", "batch.global_batch=7"]
-    assert execute(["launch", "slurm", "--no-check", "--nodes", "2", "--", "train", "run", str(recipe), *sizes]) == 2
+    assert execute(["launch", "slurm", "--nodes", "2", "--", "train", "run", str(recipe), *sizes]) == 2
     assert "global batch 7 is not divisible by dp 2" in capsys.readouterr().err and not (tmp_path / "jobs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "says"),
+    [
+        (
+            ("--nodes", "2"),
+            ("parallel.tp=3",),
+            "tp 3 x pp 1 needs a multiple of 3 processes, and there are 2: start 3 with --ranks 3",
+        ),
+        (("--gpus", "2"), ("parallel.zero=1",), "parallel.zero 1: FSDP is ZeRO 3"),
+        (
+            ("--gpus", "3"),
+            ("hardware.on=8xH100-80GB", "batch.global_batch=8", "batch.micro_batch=1"),
+            "global batch 8 is not divisible",
+        ),
+        (("--container", "i.sqsh"), ("parallel.cp=2",), "context parallelism can be planned but not trained"),
+    ],
+)
+def test_layouts_that_no_trainer_has_are_refused_before(
+    words: tuple[str, ...], settings: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For as many processes as the job has, whatever hardware the recipe is for."""
+    given = [word for setting in settings for word in ("--set", setting)]
+    assert says in refusal(capsys, "launch", "slurm", *words, "--dry-run", "--", "train", "run", "recipe.toml", *given)
+
+
+ELSEWHERE = """
+model.path = "/images/model"
+model.start = "weights"
+data = { sequence_length = 128, sources = [{ path = "/data" }] }
+batch = { global_batch = 4, micro_batch = 4 }
+schedule.steps = 3
+"""
+
+
+def test_what_only_the_nodes_have_is_not_looked_for_here(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "recipe.toml").write_text(ELSEWHERE)
+    train = ("--dry-run", "--", "train", "run", "recipe.toml")
+    for words in (("slurm", "--container", "i.sqsh"), ("ssh", "--hostfile", "hosts")):
+        assert execute(["launch", *words, *train]) == 0
+    assert "/images/model" in refusal(capsys, "launch", "slurm", *train)
+
+
+def test_that_this_machine_has_no_gpu_refuses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Slurm gives GPUs by its partitions too."""
+    words = ["--dry-run", "--", "train", "run", "recipe.toml", "--set", "memory.offload=cpu"]
+    assert execute(["launch", "slurm", *words]) == 0
+    on_cpus = [*words, "--set", "hardware.on=cpu:8,ram=64GB"]
+    assert "has no effect on CPUs" in refusal(capsys, "launch", "slurm", *on_cpus)

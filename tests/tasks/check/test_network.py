@@ -195,6 +195,15 @@ def test_a_shell_that_greets_is_no_obstacle() -> None:
         session.close()
 
 
+def test_a_greeting_in_another_encoding_is_no_obstacle() -> None:
+    answers = r"""read -r asked; printf 'caf\351\n{"ok": 1}\n'; read -r rest"""
+    session = Session([HostAgent(name="h", argv=("sh", "-c", answers), address="::1")])
+    try:
+        assert session.each("anything") == {"h": 1}
+    finally:
+        session.close()
+
+
 def test_without_ssh_it_is_said() -> None:
     with pytest.raises(BadInput, match="no-such-ssh is not installed here; it is needed to reach h"):
         Session([HostAgent(name="h", argv=("no-such-ssh", "h"), address="h")])

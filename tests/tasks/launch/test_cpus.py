@@ -14,12 +14,22 @@ PARTITIONS = """PartitionName=batch AllowGroups=ALL Default=YES MaxCPUsPerNode=U
 PartitionName=gpu AllowGroups=ALL Default=NO MaxCPUsPerNode=UNLIMITED JobDefaults=(null)
 PartitionName=half AllowGroups=ALL Default=NO MaxCPUsPerNode=12 JobDefaults=(null)
 PartitionName=site AllowGroups=ALL Default=NO MaxCPUsPerNode=UNLIMITED JobDefaults=DefCpuPerGPU=8
+PartitionName=mem AllowGroups=ALL Default=NO MaxCPUsPerNode=UNLIMITED DefMemPerCPU=4000 JobDefaults=(null)
+PartitionName=whole AllowGroups=ALL Default=NO MaxCPUsPerNode=UNLIMITED DefMemPerNode=90000 JobDefaults=(null)
+PartitionName=plain AllowGroups=ALL Default=NO MaxCPUsPerNode=UNLIMITED DefMemPerNode=UNLIMITED JobDefaults=(null)
 """
 NODES = """NodeName=c1 Arch=x86_64 CPUAlloc=0 CPUEfctv=30 CPUTot=32 Gres=(null) Partitions=batch,half
 NodeName=c2 Arch=x86_64 CPUAlloc=0 CPUTot=64 Gres=(null) Partitions=batch
 NodeName=g1 Arch=x86_64 CPUAlloc=0 CPUEfctv=96 CPUTot=96 Gres=gpu:h100:8(S:0-1) Partitions=gpu,site
 NodeName=g2 Arch=x86_64 CPUAlloc=0 CPUEfctv=128 CPUTot=128 Gres=gpu:a100:4,gpu:h100:4,nvme:1 Partitions=gpu,site
+NodeName=m1 Arch=x86_64 CPUAlloc=0 CPUTot=48 RealMemory=90000 Gres=(null) Partitions=mem,whole,plain
+NodeName=m2 Arch=x86_64 CPUAlloc=0 CPUTot=40 RealMemory=190000 Gres=(null) Partitions=mem,whole,plain
 """
+CONFIG = "Configuration data as of 2026\nDefMemPerCPU            = 3000\nMaxMemPerCPU            = 4000\n"
+
+
+def answer(argv: list[str]) -> str:
+    return {"partition": PARTITIONS, "node": NODES, "config": CONFIG}[argv[2]]
 
 
 @pytest.mark.parametrize(
@@ -32,14 +42,23 @@ NodeName=g2 Arch=x86_64 CPUAlloc=0 CPUEfctv=128 CPUTot=128 Gres=gpu:a100:4,gpu:h
         ("gpu,batch", 2, 24, "go with 2 GPUs"),
         ("site", 2, None, "DefCpuPerGPU=8"),
         ("", 1, None, "no node of the partition"),
+        ("mem", 0, 22, "all of"),
+        ("whole", 0, 40, "all of"),
+        ("plain", 0, 30, "all of"),
         ("none", 0, None, "the partition is not known"),
     ],
 )
 def test_what_is_asked_for(monkeypatch: pytest.MonkeyPatch, partition: str, gpus: int, number: int | None, says: str) -> None:
-    monkeypatch.setattr(cpus, "slurm_answer", lambda argv: PARTITIONS if "partition" in argv else NODES)
+    monkeypatch.setattr(cpus, "slurm_answer", answer)
     settings = Settings(scheduler="slurm", folder="/f", workdir="/w", python="python3", partition=partition)
     found = cpus.usual_cpus(Job(name="j", command=("bench", "tiny-glm"), gpus_per_node=gpus), settings)
     assert found.per_node == number and says in found.why and "--cpus N" in found.why
+
+
+def test_memory_that_is_asked_for_is_no_matter_of_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpus, "slurm_answer", answer)
+    settings = Settings(scheduler="slurm", folder="/f", workdir="/w", python="python3", partition="mem", memory="8G")
+    assert cpus.usual_cpus(Job(name="j", command=("bench", "tiny-glm")), settings).per_node == 40
 
 
 def test_where_slurm_does_not_answer_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

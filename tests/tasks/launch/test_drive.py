@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,10 +21,12 @@ from windlass.cli import execute
 from windlass.errors import BadInput, UnknownName
 from windlass.tasks.launch.drive import pbs, slurm
 from windlass.tasks.launch.drive.process import is_alive, start_time
-from windlass.tasks.launch.drive.state import JobState, Record, SchedulerFailed, ended_state, exit_of, runs_of
+from windlass.tasks.launch.drive.ssh import Connection
+from windlass.tasks.launch.drive.state import JobState, Record, SchedulerFailed, clean_environment, ended_state, exit_of, runs_of
+from windlass.tasks.launch.hostfile import parse_hostfile
 from windlass.tasks.launch.init import expand_hosts, hostfile_lines
-from windlass.tasks.launch.job import Job
-from windlass.tasks.launch.node import filled, vllm_words
+from windlass.tasks.launch.job import Job, Settings
+from windlass.tasks.launch.node import Description, filled, vllm_words
 from windlass.tasks.launch.ports import Claim, free_port, meeting_ports
 from windlass.tasks.launch.registry import all_jobs, find_job, new_name, remember
 
@@ -133,6 +135,26 @@ def test_exit_files_say_how_it_ended(tmp_path: Path) -> None:
     assert len(runs_of(tmp_path, "5")) == 2, "not those of job 51"
 
 
+def test_the_last_attempt_says_how_it_ended(tmp_path: Path) -> None:
+    """The first had saved; the second failed, or was killed before it could say anything."""
+    for place, (name, code) in enumerate((("run-5-0", 75), ("run-5-1", 2))):
+        made = run_folder(tmp_path, name, code)
+        os.utime(made, (place, place))
+    found = ended_state(tmp_path, job_id="5")
+    assert found is not None and found.reason == "exit code 2"
+    (tmp_path / "run-5-1" / "exit.json").unlink()
+    os.utime(tmp_path / "run-5-1", (9, 9))
+    assert ended_state(tmp_path, job_id="5") is None
+
+
+def test_every_task_of_an_array_counts_once(tmp_path: Path) -> None:
+    for place, (name, code) in enumerate((("run-5_0-0", 2), ("run-5_0-1", 0), ("run-5_1-0", 0))):
+        made = run_folder(tmp_path, name, code)
+        os.utime(made, (place, place))
+    assert ended_state(tmp_path, 3, "5") is None, "of the third task nothing is known"
+    assert ended_state(tmp_path, 2, "5") == JobState(state="done"), "what failed was repeated"
+
+
 def a_record(name: str, folder: Path, submitted: float = 1.0) -> Record:
     job = Job(name=name, command=("bench", "tiny-glm"))
     return Record(name=name, scheduler="local", folder=str(folder), id="1:2", submitted=submitted, job=job)
@@ -198,6 +220,28 @@ def test_a_job_that_slurm_has_forgotten_can_be_forgotten(
     assert execute(["launch", "forget", "j"]) == 0
 
 
+def accounted(monkeypatch: pytest.MonkeyPatch, sacct: str, squeue: str = "") -> None:
+    answering(monkeypatch, {"sacct": sacct, "squeue": squeue})
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETING", "RUNNING|0:0\nCOMPLETED"])
+def test_accounting_that_has_not_heard_of_the_end_is_no_failure(job: Record, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    accounted(monkeypatch, f"{state}|0:0\n")
+    assert slurm.Slurm().state(job).is_lost, "nobody knows better"
+    run_folder(Path(job.folder), "run-7-0", 0)
+    assert slurm.Slurm().state(job) == JobState(state="done")
+    accounted(monkeypatch, f"{state}|0:0\n", "7|TIMEOUT|n1|x|None\n")
+    assert "time limit" in slurm.Slurm().state(job).reason
+    accounted(monkeypatch, "PREEMPTED|0:0\n")
+    assert "another job took its nodes" in slurm.Slurm().state(job).reason
+
+
+def test_filters_of_the_user_are_not_those_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SQUEUE_STATES", "SACCT_FORMAT", "SCANCEL_INTERACTIVE", "SINFO_FORMAT"):
+        monkeypatch.setenv(name, "x")
+        assert name not in clean_environment()
+
+
 def test_cancelling_that_fails_is_no_cancelling(
     job: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +278,31 @@ def test_names_are_never_cut_off(job: Record, monkeypatch: pytest.MonkeyPatch, c
     assert execute(["launch", "list"]) == 0
     printed = capsys.readouterr().out
     assert "…" not in printed and "log" not in printed, "a path does not fit"
+
+
+# --- what others write, in whatever encoding
+
+
+@pytest.mark.parametrize("run", [slurm.slurm_answer, pbs._run])
+def test_answers_are_read_whatever_is_in_them(run: Callable[[list[str]], str]) -> None:
+    assert run(["printf", r"7|RUNNING|caf\351|x|None"]) == "7|RUNNING|caf\ufffd|x|None"
+
+
+def test_a_machine_is_heard_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What nobody reads would fill the pipe, and the job there would wait for ever."""
+    (tmp_path / "ssh").write_text("#!/bin/sh\nprintf 'caf\\351\\nand more\\n'\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    settings = Settings(scheduler="ssh", folder=str(tmp_path), workdir=str(tmp_path), python="python3")
+    description = Description(job=Job(name="j", command=("bench", "caf\u00e9")), settings=settings)
+    one = Connection(description, parse_hostfile("n1")[0], 0, "")
+    until(lambda: one.code() is not None)
+    one.end()
+    assert one.process.stdout is not None
+    one.process.stdout.close()
+    assert one.code() == 0 and capsys.readouterr().out == "[n1] caf\ufffd\n[n1] and more\n"
 
 
 # --- small things

@@ -44,6 +44,13 @@ for task in "$one" "$two"; do
 done
 exit "$worst"
 """
+# As pbsdsh: it waits for both and says nothing of how they ended. Each node has a name of its own.
+PBSDSH = """#!/bin/bash
+shift
+STAND_IN=n1 "$@" &
+STAND_IN=n2 "$@" &
+wait
+"""
 SERVER = Job(name="one", command=("serve", "tiny-glm"), kind="serve", num_nodes=2, min_nodes=2)
 TRAINING = Job(name="one", command=("train", "run", "r.toml"), kind="train", num_nodes=2, min_nodes=2)
 WAITS = 'trap "exit 0" TERM; touch "$folder/up-$node"; while :; do sleep 0.05; done'
@@ -53,11 +60,14 @@ class Script:
     """A job whose nodes run `does` (bash; `$node`, `$run`, `$folder`)."""
 
     def __init__(self, folder: Path, job: Job, does: str, scheduler: Scheduler = "slurm", **settings: int) -> None:
-        self.folder, self.run = folder / "job", folder / "job" / ("run-7-0" if scheduler == "slurm" else "run-0")
+        self.folder, self.run = folder / "job", folder / "job" / ("run-0" if scheduler == "local" else "run-7-0")
         programs = folder / "programs"
         for place in (self.folder, programs):
             place.mkdir()
         stand_ins = {"srun": SRUN, "scontrol": "#!/bin/sh\nprintf 'n1\\nn2\\n'\n", "python": "#!/bin/bash\n" + _node(does)}
+        if scheduler == "pbs":
+            stand_ins |= {"pbsdsh": PBSDSH, "hostname": '#!/bin/sh\necho "$STAND_IN"\n', "sleep": "#!/bin/sh\n"}
+            (folder / "nodefile").write_text("n1\nn2\n")
         for name, text in stand_ins.items():
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
@@ -68,6 +78,7 @@ class Script:
             (self.folder / name).write_text(text)
         self.environment = os.environ | {
             "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "KEEP": "1" if job.may_shrink else "",
+            "PBS_JOBID": "7", "PBS_NODEFILE": str(folder / "nodefile"),
         }  # fmt: skip
         self.command = ["bash", str(self.folder / "job.sh")]
 
@@ -115,6 +126,37 @@ def test_a_run_that_may_shrink_is_done_when_the_rest_is(tmp_path: Path) -> None:
     assert script.to_its_end() == 9 and script.state() == JobState(state="failed", reason="exit code 9 on n1")
 
 
+ENDS = """printf '{"host":"n","code":0}' > "$run/node-$node.json\""""
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "reason"),
+    [
+        (ENDS, 0, ""),
+        (f'{ENDS}; [ "$node" = 1 ] && touch "$run/stopped"', 75, "saved and stopped; launch it again to go on"),
+        (f'{ENDS}; [ "$node" = 0 ] || {{ echo "2 n2" > "$run/failed"; exit 2; }}', 2, "exit code 2 on n2"),
+        (f'[ "$node" = 0 ] && {ENDS}', 1, "exit code 1"),
+    ],
+)
+def test_what_starts_the_nodes_of_pbs_does_not_say_how_they_ended(tmp_path: Path, does: str, code: int, reason: str) -> None:
+    script = Script(tmp_path, TRAINING, does, "pbs")
+    assert script.to_its_end() == code
+    found = script.state()
+    assert found is not None and (found.state, found.reason) == ({0: "done", 75: "stopped"}.get(code, "failed"), reason)
+
+
+def test_a_job_that_pbs_runs_again_begins_anew(tmp_path: Path) -> None:
+    """Under its old number, and so in its old folder."""
+    left = ("failed", "stopped", "warned", "root-ended", "meeting.json", "worker-1", "node-0.json", "node-1.json", "exit.json")
+    looks = " ".join(f'"$run/{name}"' for name in left if not name.startswith("node"))
+    script = Script(tmp_path, TRAINING, f'cat {looks} 2>/dev/null && exit 9; [ "$node" = 1 ] || {ENDS}', "pbs")
+    script.run.mkdir()
+    for name in (*left, "next"):
+        (script.run / name).write_text("3 n1\n")
+    assert script.to_its_end() == 1, "the second node has not ended this time"
+    assert (script.run / "next").exists()
+
+
 def a_node(run: Path, number: int = 0) -> node.Node:
     settings = Settings(scheduler="slurm", folder=str(run), workdir=str(run), python=sys.executable)
     return node.Node(job=Job(name="j", command=("bench",)), settings=settings, number=number, hosts=("n1",), run=str(run))
@@ -141,6 +183,26 @@ def test_a_node_that_was_told_to_end_has_not_failed(tmp_path: Path, monkeypatch:
     running(monkeypatch, "import os, signal; os.kill(os.getppid(), signal.SIGTERM); signal.pause()")
     assert node.run_node(a_node(tmp_path), write) == 143
     assert not (tmp_path / "failed").exists()
+
+
+TOLD = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(74))
+os.kill(os.getppid(), signal.SIGTERM)
+while True: signal.pause()
+"""
+
+
+def test_what_could_not_be_saved_is_noted_after_a_signal_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running(monkeypatch, TOLD)
+    assert node.run_node(a_node(tmp_path), write) == 74
+    assert (tmp_path / "failed").read_text().startswith("74 ")
+
+
+def test_a_worker_that_ends_with_its_server_has_not_failed(tmp_path: Path) -> None:
+    (tmp_path / "root-ended").touch()
+    code = node._child(a_node(tmp_path, 1), [sys.executable, "-c", TOLD], dict(os.environ), until=tmp_path / "root-ended")
+    assert code == 74 and not (tmp_path / "failed").exists()
 
 
 def test_an_error_of_the_node_itself_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +248,19 @@ def test_a_server_that_is_cancelled_says_so_and_leaves_no_secrets(tmp_path: Path
     assert script.state() == JobState(state="cancelled", reason="ended by a signal")
 
 
+def test_a_server_that_takes_long_to_end_has_no_secrets_meanwhile(tmp_path: Path) -> None:
+    """A scheduler may not wait for it, and SIGKILL ends the script as well."""
+    drains = 'trap "" TERM; touch "$folder/up-$node"; until [ -e "$folder/drained" ]; do sleep 0.05; done'
+    script = Script(tmp_path, SERVER, drains)
+    with started(script.command, env=script.environment) as process:
+        until(lambda: _catches(process.pid, signal.SIGTERM) and len(list(script.folder.glob("up-*"))) == 2)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: script.secrets() == [])
+        assert process.poll() is None
+        (script.folder / "drained").touch()
+        assert process.wait(HUNG_SECONDS) == 0
+
+
 def _catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for this signal."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -211,6 +286,15 @@ def test_secrets_of_a_killed_script_go_when_it_is_looked_at(tmp_path: Path, monk
     remember(tmp_path / "jobs", later, write)
     assert state_of(record).state == "failed" and script.secrets() == list(SECRETS), "those of a later job in this folder"
     assert state_of(later).state == "failed" and script.secrets() == []
+
+
+def test_steps_that_are_lost_are_told_of_whoever_ended_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDLASS_JOBS", str(tmp_path / "jobs"))
+    (tmp_path / "run-0").mkdir()
+    (tmp_path / "run-0" / "exit.json").write_text('{"code": 74, "told": 5}')
+    (tmp_path / "cancelled").touch()
+    found = state_of(Record(name="j", scheduler="local", folder=str(tmp_path), id="1:2", submitted=1.0, job=TRAINING))
+    assert found.state == "failed" and "steps are lost" in found.reason
 
 
 def test_what_a_killed_node_has_started_ends_too(tmp_path: Path) -> None:
@@ -249,7 +333,8 @@ def _lives(pid: int) -> bool:
         (Exit(code=0, told=3601, limit=3600), "failed", "time limit"),
         (Exit(code=143), "failed", "exit code 143 (SIGTERM)"),
         (Exit(code=137, host="n3"), "failed", "exit code 137 (SIGKILL) on n3"),
-        (Exit(code=74, host="n3"), "failed", "exit code 74 on n3"),
+        (Exit(code=74, host="n3"), "failed", "exit code 74 on n3: steps are lost: the last checkpoint could not be written"),
+        (Exit(code=74, told=5, limit=3600), "failed", "steps are lost"),
     ],
 )
 def test_exit_files(found: Exit, state: str, reason: str) -> None:
@@ -263,6 +348,8 @@ def test_exit_files(found: Exit, state: str, reason: str) -> None:
         (("CANCELLED by 0", "0:15"), Exit(code=0, told=9), ("cancelled", "CANCELLED by 0; ended by a signal")),
         (("CANCELLED", ""), Exit(code=0), ("cancelled", "CANCELLED")),
         (("CANCELLED", ""), Exit(code=75, told=9), ("stopped", "CANCELLED; it had saved")),
+        (("CANCELLED", ""), Exit(code=74, told=9), ("failed", "CANCELLED; exit code 74: steps are lost")),
+        (("FAILED", "74:0"), Exit(code=74, told=9), ("failed", "exit code 74: steps are lost")),
         (("FAILED", "143:0"), Exit(code=143, told=9), ("failed", "exit code 143 (SIGTERM)")),
         (("FAILED", ""), Exit(code=2, host="n1"), ("failed", "exit code 2 on n1")),
         (("FAILED", "2:0"), Exit(code=2, host="n1"), ("failed", "exit code 2 on n1")),

@@ -15,7 +15,7 @@ from windlass.errors import BadInput, MissingExtra
 from windlass.foreign import MAX_MESSAGE, shown
 from windlass.open.progress import byte_progress, token_progress
 from windlass.runtime.machine.torch_import import importing
-from windlass.units import parse_bytes
+from windlass.units import parse_bytes, parse_path
 
 SPOOL = ".windlass-source"
 """Directory for files of a streamed source, inside the output directory."""
@@ -79,9 +79,9 @@ def _name(source: str) -> str:
 def _existing(source: str) -> Path | None:
     """The path, if it exists; None for names of models."""
     try:
-        path = Path(source).expanduser()
+        path = parse_path(source)
         return path if path.exists() else None
-    except (OSError, RuntimeError):  # name too long; unknown user in ~user
+    except OSError:  # name too long
         return None
 
 

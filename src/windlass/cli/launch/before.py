@@ -1,6 +1,7 @@
-"""What a job's own command would refuse, found out before it is queued: the models and tasks that it names, and how a batch divides.
+"""What a job's own command would refuse, found out before it is queued: the models and tasks that it names, layouts, how a batch divides.
 
-Only what this machine can know. In a container, or on machines that are reached by ssh, other files may be there.
+Only what this machine can know. In a container, or on machines that are reached by ssh, other files may be there; what devices the nodes
+have is not known either.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from windlass.errors import DoesNotFit
+from windlass.core.recipe.recipe import Recipe
+from windlass.errors import DoesNotFit, Impossible
 from windlass.tasks.launch.job import Job, Settings
 
 Words = tuple[tuple[str, ...], Mapping[str, Any]]
@@ -25,7 +27,7 @@ def refuse_before(words: Words, job: Job, settings: Settings) -> None:
         for name in _models(names[0], options):
             _model(name)
     elif names == ("train", "run"):
-        _training(options, job)
+        _training(options, job, elsewhere)
 
 
 def _evaluation(options: Mapping[str, Any], elsewhere: bool) -> None:
@@ -56,8 +58,8 @@ def _model(name: str) -> None:
         model_files(name, shown=False)
 
 
-def _training(options: Mapping[str, Any], job: Job) -> None:
-    """As the run itself plans: on the recipe's hardware, else on machines of as many devices as there are ranks."""
+def _training(options: Mapping[str, Any], job: Job, elsewhere: bool) -> None:
+    """As the run itself checks and plans: on the recipe's hardware, and on machines of as many devices as there are ranks."""
     recipe = Path(options["recipe"])
     if not recipe.is_file():  # refused before, unless it may be elsewhere
         return
@@ -65,13 +67,35 @@ def _training(options: Mapping[str, Any], job: Job) -> None:
     from windlass.core.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, tuple(options.get("settings") or ()))
-    plan = plan_recipe(loaded, str(recipe), on=None if loaded.hardware.on else _stand_in(job))
-    if loaded.hardware.on and not plan.fits and not options.get("force") and plan.train is not None:
+    _arrangement(loaded, job)
+    if elsewhere and loaded.model.path is not None:
+        return
+    if _num_devices(loaded) != job.num_nodes * job.ranks_per_node:
+        plan_recipe(loaded, str(recipe), on=_stand_in(job))
+    if loaded.hardware.on is None:
+        return
+    plan = plan_recipe(loaded, str(recipe))
+    if not plan.fits and not options.get("force") and plan.train is not None:
         short = int(plan.train.get("short_bytes", 0))
         raise DoesNotFit(f"{recipe} does not fit on {plan.hardware}; `windlass plan {recipe}` says what would", short)
 
 
+def _arrangement(recipe: Recipe, job: Job) -> None:
+    from windlass.tasks.train.parallel.degrees import check_arrangement
+
+    try:
+        check_arrangement(recipe, job.ranks_per_node, job.num_nodes, job.gpus_per_node or None)
+    except Impossible as error:  # its advice is in words of `train run`
+        raise Impossible(str(error).replace("--nproc", "--ranks")) from None
+
+
+def _num_devices(recipe: Recipe) -> int | None:
+    """Of the hardware that the recipe names."""
+    from windlass.open.hardware import resolve_hardware
+
+    return None if recipe.hardware.on is None else resolve_hardware(recipe.hardware.on).num_devices
+
+
 def _stand_in(job: Job) -> str:
-    """The nodes are not seen from here; of their devices only the number counts, so they are large."""
-    device = "cpu:8,ram=4TB" if not job.gpus_per_node and job.ranks_per_node == 1 else f"{job.ranks_per_node}xB200"
-    return f"{job.num_nodes}x({device})@400Gb" if job.num_nodes > 1 else device if device.startswith("cpu") else f"1x({device})"
+    """The nodes are not seen from here. Of their devices only the number counts, so they are large, and such as can do everything."""
+    return f"{job.num_nodes}x({job.ranks_per_node}xB200)@400Gb" if job.num_nodes > 1 else f"1x({job.ranks_per_node}xB200)"

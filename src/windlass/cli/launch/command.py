@@ -112,7 +112,9 @@ def _submitting(scheduler: Scheduler) -> Callable[..., int]:
         site: Path | None = typer.Option(
             None, metavar="launch.toml", help="Defaults of a site. Default: ~/.windlass/launch.toml."
         ),
-        check: bool = typer.Option(True, "--check/--no-check", help="Check this machine first."),
+        check: bool = typer.Option(
+            True, "--check/--no-check", help="Check this machine first, and what the command names and asks for."
+        ),
         wait: bool = typer.Option(False, "--wait", help="Show the log until the job ends; the exit code is the job's."),
         dry_run: bool = typer.Option(False, "--dry-run", help="Print the files and submit nothing."),
         as_json: bool = typer.Option(False, "--json", help="Print JSON; with --dry-run the files by name."),

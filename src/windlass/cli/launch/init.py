@@ -126,7 +126,9 @@ class Init:
         """Slurm's own list."""
         if self._scheduler() != "slurm":
             return []
-        done = subprocess.run(["sinfo", "-h", "-N", "-o", "%N"], capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(
+            ["sinfo", "-h", "-N", "-o", "%N"], capture_output=True, text=True, errors="replace", check=False, timeout=30
+        )
         return list(dict.fromkeys(done.stdout.split()))
 
     def keys(self) -> tuple[Outcome, str]:
@@ -138,9 +140,8 @@ class Init:
 
         def make() -> None:
             key.parent.mkdir(mode=0o700, exist_ok=True)
-            done = subprocess.run(
-                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], capture_output=True, text=True, check=False
-            )
+            made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
+            done = subprocess.run(made, capture_output=True, text=True, errors="replace", check=False)
             if done.returncode:
                 raise BadInput(f"ssh-keygen failed: {done.stderr.strip()}")
 

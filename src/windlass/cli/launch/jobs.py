@@ -30,7 +30,7 @@ AT_ONCE = 16
 def state_of(record: Record) -> JobState:
     """A scheduler that cannot be reached loses nothing: the state is then unknown, with the reason."""
     from windlass.tasks.launch.drive.choose import driver_of
-    from windlass.tasks.launch.drive.state import JobState
+    from windlass.tasks.launch.drive.state import STEPS_LOST, JobState
 
     try:
         found = driver_of(record.scheduler).state(record)
@@ -38,7 +38,7 @@ def state_of(record: Record) -> JobState:
         return JobState(state="unknown", reason=str(error))
     if found.is_final:
         _clean(record)
-    was_cancelled = (Path(record.folder) / CANCELLED).exists()
+    was_cancelled = (Path(record.folder) / CANCELLED).exists() and STEPS_LOST not in found.reason
     return JobState(state="cancelled") if was_cancelled and found.state in ("done", "failed", "unknown") else found
 
 

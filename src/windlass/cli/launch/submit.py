@@ -19,7 +19,7 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error, UnknownName
 from windlass.tasks.launch.job import Job, Rendered, Scheduler, Settings, as_name, kind_of
 from windlass.tasks.launch.render.choose import render_job
-from windlass.units import parse_time
+from windlass.units import parse_path, parse_time
 
 if TYPE_CHECKING:
     from windlass.tasks.launch.drive.state import Record
@@ -61,7 +61,7 @@ def submit(options: LaunchOptions, parsed: Sequence[Words] = ()) -> int:
     hosts = _hosts(options)
     job = _job(options, name, hosts)
     settings = _settings(options, name, directory, hosts)
-    for words in parsed:
+    for words in parsed if options.check else ():
         refuse_before(words, job, settings)
     settings, notes = _with_cpus(job, settings)
     rendered = render_job(job, settings)
@@ -202,7 +202,7 @@ def _of_recipe(files: list[str], over_ssh: bool) -> tuple[int, int] | None:
 def _settings(options: LaunchOptions, name: str, directory: Path, hosts: tuple[str, ...]) -> Settings:
     values: dict[str, Any] = {
         "scheduler": options.scheduler,
-        "folder": str((options.folder or directory / name).expanduser().absolute()),
+        "folder": str(parse_path(options.folder or directory / name).absolute()),
         "workdir": str(Path.cwd()),
         "python": sys.executable,
         "hosts": hosts,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
+from windlass.units import parse_path
 
 if TYPE_CHECKING:
     from windlass.core.hardware.energy import Grid
@@ -36,7 +37,7 @@ def read_key(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        key = path.expanduser().read_text(encoding="utf-8").strip()
+        key = parse_path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read the key in {path}: {error}") from None
     if not key or not key.isprintable() or not key.isascii():
@@ -60,7 +61,7 @@ def hourly_grid(path: Path, grams: float | None) -> HourlyGrid:
     if grams is not None:
         raise BadInput("--intensity and --grams contradict each other: a figure for every hour, or one for all")
     try:
-        return parse_hourly(path.expanduser().read_text(encoding="utf-8-sig"), path.name)
+        return parse_hourly(parse_path(path).read_text(encoding="utf-8-sig"), path.name)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path}: {error}") from None
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from windlass.cli.observe.node import NodeOptions, make_exporter, read_key, stop_on_signals
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
+from windlass.units import parse_path
 
 if TYPE_CHECKING:
     from windlass.core.plan import Plan
@@ -77,7 +78,7 @@ def _targets(options: StackOptions) -> Targets:
         train=tuple(map(_address, options.train)),
         node=(*map(_address, options.node), *hosts_of(options.hosts)),
         evaluate=tuple(map(_address, options.evaluate)),
-        key_file=str(options.key.expanduser().absolute()) if options.key else "",
+        key_file=str(parse_path(options.key).absolute()) if options.key else "",
     )
 
 

@@ -18,6 +18,7 @@ from windlass.open.resolve import ModelDescription, describe_model, describe_pat
 from windlass.tasks.plan.cloud.training import smallest_cluster, training_offers
 from windlass.tasks.plan.training.assemble import as_plan, prices_on
 from windlass.tasks.plan.training.plan import plan_training
+from windlass.units import parse_path
 
 
 class TrainingArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +124,6 @@ def recipe_model(recipe: Recipe, target: str) -> ModelDescription:
         spec = describe(source.config, Path(target).stem, where=f"{target}: model.config")
         return ModelDescription(spec=spec, rules=rules(spec), source=target)
     if source.path is not None:
-        return describe_path(Path(source.path).expanduser())
+        return describe_path(parse_path(source.path))
     assert source.name is not None
     return describe_model(source.name)

@@ -17,6 +17,7 @@ from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.core.request import Info, Request, Usage
 from windlass.errors import BadInput, Error, UnknownName
+from windlass.units import parse_path
 
 HELP = """/help                   show this help
 /clear                  start a new chat
@@ -201,4 +202,4 @@ def _file(rest: str, command: str) -> Path:
         words = [rest]
     if len(words) != 1:
         raise BadInput(f"{command} needs one file name")
-    return Path(words[0]).expanduser()
+    return parse_path(words[0])

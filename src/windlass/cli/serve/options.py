@@ -9,6 +9,7 @@ from pathlib import Path
 from windlass.core.launch import Launch
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, MissingExtra
+from windlass.units import parse_path
 
 ENGINES = ("windlass", "vllm")
 
@@ -122,5 +123,5 @@ def adapters_of(options: Sequence[str], given: Sequence[GivenModel]) -> list[tup
             raise BadInput(f"--lora {text}: give NAME=DIR or MODEL:NAME=DIR, where MODEL is one that is served")
         if adapter in dict(found[place]):
             raise BadInput(f"--lora: two adapters are named {adapter}; give each its own name")
-        found[place].append((adapter, str(Path(folder).expanduser().resolve())))
+        found[place].append((adapter, str(parse_path(folder).resolve())))
     return [tuple(one) for one in found]

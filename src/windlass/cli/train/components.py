@@ -12,6 +12,7 @@ import msgspec
 from windlass.cli.train.options import CHECKPOINTS, LOG, TrainingRun
 from windlass.core.recipe.recipe import Recipe
 from windlass.errors import BadInput
+from windlass.units import parse_path
 
 if TYPE_CHECKING:
     from windlass.tasks.train.checkpoint import Checkpoints
@@ -86,7 +87,7 @@ def model_config(recipe: Recipe) -> dict[str, Any]:
     from windlass.model.formats.hub.hub import fetch_config
 
     name = recipe.model.path or recipe.model.name or ""
-    path = Path(name).expanduser()
+    path = parse_path(name)
     local = path if path.exists() else find_bundled(name)
     if local is not None:
         return read_config(local)
@@ -98,7 +99,7 @@ def keep_tokenizer(run: TrainingRun, weights: Path | None) -> None:
     """Copies the tokenizer beside the checkpoints, so that they can be exported from there."""
     from windlass.runtime.weights.source import COMPANIONS
 
-    places = [run.path.parent / Path(source.path).expanduser() / "tokenizer" for source in run.recipe.data.sources]
+    places = [run.path.parent / parse_path(source.path) / "tokenizer" for source in run.recipe.data.sources]
     places += [weights] if weights is not None else []
     found = next((place for place in places if (place / "tokenizer.json").is_file()), None)
     kept = run.folder / "tokenizer"
@@ -129,8 +130,8 @@ def open_checkpoints(run: TrainingRun, data_fingerprint: str, notify: Callable[[
         identity,
         keep_last=section.keep,
         milestone_every=section.milestone_steps or 0,
-        local=Path(section.local).expanduser() / run.folder.resolve().name if section.local else None,
-        fallback=run.path.parent / Path(section.fallback).expanduser() if section.fallback else None,
+        local=parse_path(section.local) / run.folder.resolve().name if section.local else None,
+        fallback=run.path.parent / parse_path(section.fallback) if section.fallback else None,
         notify=notify,
     )
 

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from windlass.cli.console import console
+from windlass.cli.train.options import CHECKPOINTS
 from windlass.errors import BadInput
 from windlass.foreign import MAX_MESSAGE, shown
 from windlass.open.progress import byte_progress
-from windlass.units import format_bytes, parse_bytes
+from windlass.units import format_bytes, parse_bytes, parse_path
 
 
 def run_export(checkpoint: Path, out: Path, *, tokenizer: Path | None, dtype: str, max_shard: str, as_json: bool) -> int:
@@ -29,7 +30,7 @@ def run_export(checkpoint: Path, out: Path, *, tokenizer: Path | None, dtype: st
     tensors = CheckpointTensors(folder)
     if identity.recipe.get("lora", {}).get("rank") is not None:
         return _export_adapter(manifest, tensors, rules(spec), out, as_json)
-    text = _tokenizer(folder, tokenizer)
+    text = _tokenizer((folder.parent, folder.parent.parent, _run_folder(checkpoint)), tokenizer)
     with byte_progress(f"exporting {identity.model}, step {manifest.step:,}", not as_json) as started:
         advance = started(_num_bytes(tensors, dtype))
         done = export_model(
@@ -75,8 +76,8 @@ def _export_adapter(manifest: Any, tensors: Any, rules: Any, out: Path, as_json:
 
 
 def _step_folder(checkpoint: Path) -> Path:
-    """The given step, or the last complete one of a run's folder."""
-    from windlass.tasks.train.checkpoint.folder import named_steps, step_name, step_of
+    """The given step, or the last complete one of a run's folder and of its fallback."""
+    from windlass.tasks.train.checkpoint.folder import step_of
     from windlass.tasks.train.checkpoint.manifest import check_sizes, read_manifest
 
     if not checkpoint.is_dir():
@@ -84,24 +85,59 @@ def _step_folder(checkpoint: Path) -> Path:
     if step_of(checkpoint.resolve().name) is not None:
         check_sizes(checkpoint, read_manifest(checkpoint))
         return checkpoint
-    for base in (checkpoint / "checkpoints", checkpoint):
-        for step in reversed(named_steps(base)):
-            try:
-                check_sizes(base / step_name(step), read_manifest(base / step_name(step)))
-            except BadInput as error:
-                print(f"windlass: skipping the checkpoint of step {step}: {shown(error, MAX_MESSAGE)}", file=sys.stderr)
-                continue
-            return base / step_name(step)
-    raise BadInput(f"{checkpoint} has no checkpoint")
+    found = _last_complete(checkpoint / CHECKPOINTS) or _last_complete(checkpoint)
+    if found is None:
+        raise BadInput(f"{checkpoint} has no checkpoint")
+    fallback = _fallback(found, _run_folder(checkpoint))
+    newer = _last_complete(fallback, after=step_of(found.name) or 0) if fallback is not None else None
+    return newer or found
 
 
-def _tokenizer(folder: Path, given: Path | None) -> Path | None:
-    """As given, or the run's copy beside its checkpoints."""
+def _run_folder(checkpoint: Path) -> Path:
+    named = checkpoint.resolve()
+    return named.parent if named.name == CHECKPOINTS else named
+
+
+def _last_complete(base: Path, after: int = -1) -> Path | None:
+    from windlass.tasks.train.checkpoint.folder import named_steps, step_name
+    from windlass.tasks.train.checkpoint.manifest import check_sizes, read_manifest
+
+    for step in reversed([step for step in named_steps(base) if step > after]):
+        try:
+            check_sizes(base / step_name(step), read_manifest(base / step_name(step)))
+        except BadInput as error:
+            print(f"windlass: skipping the checkpoint of step {step}: {shown(error, MAX_MESSAGE)}", file=sys.stderr)
+            continue
+        return base / step_name(step)
+    return None
+
+
+def _fallback(step_folder: Path, run_folder: Path) -> Path | None:
+    """The run's second folder, as its recipe names it: relative to the recipe, beside which a run is unless --out put it elsewhere."""
+    from windlass.tasks.train.checkpoint.manifest import read_manifest
+
+    named: str | None = read_manifest(step_folder).identity.recipe.get("checkpoint", {}).get("fallback")
+    if not named:
+        return None
+    try:
+        fallback = run_folder.parent / parse_path(named)
+    except BadInput:  # the home of somebody on another machine
+        fallback = Path(named)
+    if not fallback.is_dir():
+        print(
+            f"windlass: checkpoint.fallback {shown(named)} is not at {shown(fallback)}: if it has newer steps, name it",
+            file=sys.stderr,
+        )
+    return fallback
+
+
+def _tokenizer(places: tuple[Path, ...], given: Path | None) -> Path | None:
+    """As given, or the run's copy in one of `places`."""
     if given is not None:
         if not (given / "tokenizer.json").is_file():
             raise BadInput(f"--tokenizer {given} has no tokenizer.json")
         return given
-    kept = (base / "tokenizer" for base in (folder.parent, folder.parent.parent))
+    kept = (base / "tokenizer" for base in places)
     return next((path for path in kept if (path / "tokenizer.json").is_file()), None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -18,16 +19,19 @@ from windlass.runtime.machine.torch_import import importing
 if TYPE_CHECKING:
     from windlass.tasks.train.checkpoint import Checkpoints
     from windlass.tasks.train.logging import MetricsLogger
+    from windlass.tasks.train.loop.elastic import RunOutcome
     from windlass.tasks.train.loop.guard import StopRequest
     from windlass.tasks.train.loop.loop import RunResult, TrainingLoop
     from windlass.tasks.train.loop.trainer import Trainer
 
 TIMEOUT_MINUTES = 10
 """Ranks whose collectives wait longer than this exit, and are restarted by the agent."""
+WARNED_TOO_EARLY = 4
+"""Exit code, where the scheduler's warning of the time limit came before the first step."""
 
 
 def train(run: TrainingRun) -> int:
-    """Exit code: 0 done; 75 stopped and saved. Under torchrun, whose agent restarts workers that fail, 0 in both cases."""
+    """Exit code: 0 done; 75 stopped and saved, or nothing to save. Under torchrun, whose agent restarts workers that fail, 0 in both cases."""
     from windlass.tasks.train.loop.elastic import under_agent
 
     with Phases(_is_first() and not run.options.as_json) as phases:
@@ -46,11 +50,19 @@ def _train(run: TrainingRun, phases: Phases) -> int:
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1  # other ranks would wait for one that ends at once
     with StopRequest(ends_at_once=alone) as stop:
         try:
-            with _process_group() as rank, plain_errors(run.folder / CHECKPOINTS):
+            with plain_errors(run.folder / CHECKPOINTS), _process_group() as rank:
                 return STOPPED if _run(run, rank, stop, phases).kind == "stopped" else 0
         except StoppedBeforeStart as asked:
-            print(f"windlass: stopped before the first step ({asked.reason}); nothing is lost, start it again", file=sys.stderr)
-            return STOPPED
+            return _stopped_before_start(asked.reason)
+
+
+def _stopped_before_start(reason: str) -> int:
+    """A scheduler's warning would come as early in the next attempt, which must not go back to the queue for ever."""
+    if reason == signal.SIGUSR1.name:
+        print(f"windlass: the warning ({reason}) came before the first step; ask for more --time", file=sys.stderr)
+        return WARNED_TOO_EARLY
+    print(f"windlass: stopped before the first step ({reason}); nothing is lost, start it again", file=sys.stderr)
+    return STOPPED
 
 
 def _train_under_agent(run: TrainingRun, phases: Phases) -> int:
@@ -72,19 +84,31 @@ def _train_under_agent(run: TrainingRun, phases: Phases) -> int:
     stop_when_agent_dies()
     if _is_first():
         begin_outcome(run.folder)
-    with StopRequest() as stop, _process_group() as rank:
+    with StopRequest() as stop:
         try:
-            with plain_errors(run.folder / CHECKPOINTS):
+            with plain_errors(run.folder / CHECKPOINTS), _process_group() as rank:
                 result = _run(run, rank, stop, phases)
+                if rank == 0:
+                    write_outcome(run.folder, RunOutcome(result.kind, result.step))
+                return 0
         except RankLost as error:  # the agent starts all of them again
-            print(f"windlass: rank {rank}: {error}", file=sys.stderr)
+            print(f"windlass: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr)
             return error.exit_code
-        except Error as error:
-            write_outcome(run.folder, RunOutcome("failed", message=str(error), exit_code=error.exit_code))
-            return error.exit_code
-        if rank == 0:
-            write_outcome(run.folder, RunOutcome(result.kind, result.step))
-        return 0
+        except (ConnectionError, TimeoutError):  # of another machine, which may be there again
+            raise
+        except (Error, OSError) as error:  # a folder that may not be written stays so
+            failed = _failed(error)
+            write_outcome(run.folder, failed)
+            return failed.exit_code
+
+
+def _failed(error: Error | OSError) -> RunOutcome:
+    from windlass.tasks.train.loop.elastic import RunOutcome
+
+    if isinstance(error, Error):
+        return RunOutcome("failed", message=str(error), exit_code=error.exit_code)
+    where = f": {shown(error.filename)}" if error.filename else ""
+    return RunOutcome("failed", message=f"{shown(error.strerror or error)}{where}", exit_code=BadInput.exit_code)
 
 
 @contextmanager

@@ -352,8 +352,10 @@ def _child(
         while True:
             with suppress(subprocess.TimeoutExpired):
                 code = _code(process.wait(SECONDS_BETWEEN_LOOKS))
-                if code not in (0, STOPPED) and not telling.has_told:
-                    _note_failure(node, code)
+                if code not in (0, STOPPED) and (not telling.has_told or (code < 128 and until is None)):
+                    _note_failure(
+                        node, code
+                    )  # by itself, though perhaps after it was told to end: what it had could not be saved
                 return code
             look()
             if node.run and (Path(node.run) / "warned").exists():

@@ -161,6 +161,16 @@ def test_filesystems_in_memory_are_told_apart_by_their_place() -> None:
     assert [place for _, _, place in found] == ["/dev/shm", "/tmp", "/system"]
 
 
+def test_no_disk_is_left_out_for_what_is_in_memory() -> None:
+    """A node of Kubernetes has a tmpfs for every secret of every pod."""
+    mounts = [f"tmpfs /var/lib/kubelet/pods/{pod}/volumes/token tmpfs rw 0 0\n" for pod in range(100)]
+    mounts += [f"tmpfs /scratch/{number} tmpfs rw 0 0\n" for number in range(100)]
+    mounts.append("/dev/sdz /data xfs rw 0 0\n")
+    found = filesystems("".join(mounts))
+    assert found[0] == ("/dev/sdz", "xfs", "/data") and len(found) == 32
+    assert not [place for _, _, place in found if "kubelet" in place]
+
+
 def test_energy_counters_add_up() -> None:
     clock = Clock()
     counters = EnergyCounters(RaplMonitor(folder="/nowhere"), SimulatedNvml(2, clock, watts=lambda gpu, now: 50.0))

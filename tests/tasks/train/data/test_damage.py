@@ -17,7 +17,7 @@ from windlass.errors import BadInput
 from windlass.tasks.train.data.batches import Batches, open_batches
 from windlass.tasks.train.data.checksums import BLOCK_BYTES, BlockChecksums
 from windlass.tasks.train.data.prepare.write_shards import write_manifest
-from windlass.tasks.train.data.shards import BLOCKS, find_damage, read_manifest
+from windlass.tasks.train.data.shards import BLOCKS, ShardFile, file_sha256, find_damage, read_manifest
 
 pytestmark = pytest.mark.cpu
 
@@ -120,3 +120,17 @@ def test_checksums_do_not_depend_on_the_pieces(sizes: list[int]) -> None:
         checksums.update(piece.data)
     blocks = [content.tobytes()[place : place + BLOCK_BYTES] for place in range(0, len(content), BLOCK_BYTES)]
     assert checksums.finish().tolist() == [crc32(block) for block in blocks]
+
+
+@pytest.mark.parametrize("num_bytes", [6, 8, 0])
+def test_checksums_that_are_too_few_are_refused(folder: Path, num_bytes: int) -> None:
+    """The rest would not be checked; and a part of one would end the mapping."""
+    manifest = read_manifest(folder)
+    (shard,) = manifest.shards
+    file = folder / f"{shard.name}.{BLOCKS}"
+    file.write_bytes(file.read_bytes()[:num_bytes])
+    kept = ShardFile(num_bytes=num_bytes, sha256=file_sha256(file))
+    changed = msgspec.structs.replace(shard, files={**shard.files, BLOCKS: kept})
+    write_manifest(folder, msgspec.structs.replace(manifest, shards=(changed,)))
+    with pytest.raises(BadInput, match="the sizes of train-00000 do not agree"):
+        opened(folder)

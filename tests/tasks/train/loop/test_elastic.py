@@ -11,8 +11,11 @@ pytest.importorskip("torch")
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from subprocesses import started
+from waiting import HUNG_SECONDS
 from windlass.errors import NOT_SAVED, DoesNotFit
-from windlass.tasks.train.loop.elastic import RunOutcome, _worst, begin_outcome, read_outcome, write_outcome
+from windlass.tasks.train.loop import elastic
+from windlass.tasks.train.loop.elastic import RunOutcome, _SignalForwarder, _worst, begin_outcome, read_outcome, write_outcome
 
 pytestmark = pytest.mark.cpu
 
@@ -58,3 +61,12 @@ def test_a_rank_that_was_killed_is_the_reason(tmp_path: Path) -> None:
     assert outcome.message.startswith("rank 1 was killed by SIGKILL (the kernel does that when memory runs out) after 1 restart;")
     assert "rank 0 exited with code 9 after 3 restarts" in _worst(failed(tmp_path, r0=9), 3).message
     assert _worst(failed(tmp_path, r0=NOT_SAVED, r1=4), 3).exit_code == NOT_SAVED
+
+
+def test_workers_hear_of_a_signal_whatever_the_disk_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(["sleep", "600"]) as gone, started(["sleep", "600"]) as worker:
+        gone.kill()
+        gone.wait(HUNG_SECONDS)
+        monkeypatch.setattr(elastic, "_children", lambda: [gone.pid, worker.pid])
+        _SignalForwarder(tmp_path / "no such folder").forward(signal.SIGTERM, None)
+        assert worker.wait(HUNG_SECONDS) == -signal.SIGUSR1

@@ -6,6 +6,8 @@ import math
 import os
 import random
 import signal
+import sys
+import warnings
 
 import pytest
 from hypothesis import given
@@ -151,12 +153,33 @@ def test_a_hangup_that_is_ignored_stays_so() -> None:
 
 
 def test_a_signal_before_there_is_anything_to_save() -> None:
-    with StopRequest(ends_at_once=True) as stop:
+    with StopRequest(ends_at_once=True):
         with pytest.raises(StoppedBeforeStart) as caught:
             os.kill(os.getpid(), signal.SIGTERM)
         assert caught.value.reason == "SIGTERM"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_ended_the_building_is_not_lost() -> None:
+    """Python ignores what is raised in a destructor."""
+
+    class Library:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with StopRequest(ends_at_once=True) as stop:
+        with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sys, "unraisablehook", lambda _: None)
+            del (library := [Library()])[0]
+        assert stop.reason == "SIGTERM" and library == []
+        with pytest.raises(StoppedBeforeStart) as caught:
+            stop.begin()
+        assert caught.value.reason == "SIGTERM"
+
+
+def test_once_it_has_begun_a_signal_only_asks() -> None:
+    with StopRequest(ends_at_once=True) as stop:
         stop.begin()
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.reason == "SIGINT"

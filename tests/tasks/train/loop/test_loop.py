@@ -273,6 +273,55 @@ def test_a_disk_that_is_full_from_the_start(rig: Rig, monkeypatch: pytest.Monkey
     assert learner.learned == []
 
 
+def test_a_disk_that_is_gone_does_not_hide_that_steps_are_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot even be listed, so nobody knows which checkpoint is the last good one."""
+    fail_writes(monkeypatch, lambda folder: step_of(folder) > 10)
+    learner = Learner(20)
+    loop = rig.loop(learner)
+
+    def gone() -> int:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(rig.open[0], "latest", gone)
+    with pytest.raises(
+        NotSaved, match=r"steps are lost, and what was saved cannot be read \(Stale file handle\); repair that disk"
+    ) as caught:
+        loop.run()
+    assert caught.value.exit_code == NOT_SAVED
+
+
+def test_a_local_disk_that_is_gone_fails_the_save_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path / "run", CheckpointIdentity(model="m", spec="1"), local=tmp_path / "local", notify=str)
+    fail_writes(monkeypatch, lambda folder: True)
+
+    def gone(path: Path, **_: Any) -> bool:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", gone)
+        checkpoints._discard(1, tmp_path / "run", tmp_path / "local")
+    checkpoints.save(1, {"weight": torch.zeros(1)}, wait=True)
+    assert checkpoints.failure == "No space left on device"
+    checkpoints.close()
+
+
+def test_a_mistake_while_saving_is_no_checkpoint(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(30)
+    loop = rig.loop(learner)
+    checkpoints, real = rig.open[0], rig.open[0]._try
+
+    def wrong(step: int, *given: Any) -> str | None:
+        if step == 10:
+            raise TypeError("a mistake")
+        return real(step, *given)
+
+    monkeypatch.setattr(checkpoints, "_try", wrong)
+    loop._after_step = lambda: checkpoints._thread.join() if checkpoints._thread else None
+    with pytest.raises(TypeError, match="a mistake"):
+        loop.run()
+    assert [values["step"] for values in rig.kept.of("checkpoint")] == [0] and learner.progress.step == 11
+
+
 def test_a_save_that_fails_is_made_elsewhere(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A resume finds the newest of both folders, and what is old is removed from both."""
     rig.fallback = tmp_path / "fallback"

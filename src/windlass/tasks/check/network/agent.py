@@ -197,7 +197,9 @@ def _measured_apart(module: str, words: list[str], given: dict[str, str]) -> Any
     import subprocess
 
     argv = [sys.executable, "-P", "-m", module, *words]
-    done = subprocess.run(argv, capture_output=True, text=True, env=os.environ | given, timeout=300, check=False)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, errors="replace", env=os.environ | given, timeout=300, check=False
+    )
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["failed"])[-1])
     return msgspec.json.decode(done.stdout.strip().splitlines()[-1].encode())

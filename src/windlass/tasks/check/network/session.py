@@ -43,7 +43,13 @@ class _Link:
         self.host = host
         try:
             self._process = subprocess.Popen(
-                host.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+                host.argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                process_group=0,
             )
         except FileNotFoundError:
             raise BadInput(f"{host.argv[0]} is not installed here; it is needed to reach {host.name}") from None

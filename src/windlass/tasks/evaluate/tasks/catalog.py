@@ -7,6 +7,7 @@ from pathlib import Path
 
 from windlass.errors import BadInput, UnknownName
 from windlass.tasks.evaluate.tasks.task import CATEGORIES, Task, parse_task, read_task
+from windlass.units import parse_path
 
 FOLDER = Path(__file__).with_name("builtin")
 
@@ -37,7 +38,7 @@ def choose_tasks(names: str | None, categories: str | None) -> list[Task]:
 
 def _named(name: str) -> Task:
     if name.endswith(".toml") or "/" in name:
-        return read_task(Path(name).expanduser())
+        return read_task(parse_path(name))
     if name not in builtin():
         raise UnknownName("task", name, builtin())
     return builtin()[name]

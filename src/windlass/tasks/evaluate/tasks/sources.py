@@ -12,6 +12,7 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput, MissingExtra, UnknownName
 from windlass.tasks.evaluate.tasks.rows import READERS, Row, generated
 from windlass.tasks.evaluate.tasks.task import Source, Task
+from windlass.units import parse_path
 
 GENERATED_PER_TASK = 200
 
@@ -63,7 +64,7 @@ def _places(source: Source, folder: str) -> list[Path]:
     found = [Path(folder) / source.file] if folder and source.file else []
     data = os.environ.get("WINDLASS_DATA")
     if data and source.file:
-        found.append(Path(data).expanduser() / source.file)
+        found.append(parse_path(data) / source.file)
     if source.package:
         found += _inside_package(source.package)
     return found

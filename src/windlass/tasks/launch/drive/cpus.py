@@ -18,6 +18,8 @@ from windlass.tasks.launch.job import Job, Settings
 class SlurmNode(Frozen):
     cpus: int
     gpus: int = 0
+    memory: int = 0
+    """MB; 0: unknown."""
     partitions: tuple[str, ...] = ()
 
 
@@ -49,7 +51,8 @@ def usual_cpus(job: Job, settings: Settings) -> UsualCpus:
     ]
     if not fitting:
         return UsualCpus(per_node=None, why=per_task.format("no node of the partition has what is asked for"))
-    found = min(_share(node, job.gpus_per_node) for node in fitting)
+    each = 0 if settings.memory else _memory_of_each(partition)
+    found = min(_within_memory(_share(node, job.gpus_per_node), node, each) for node in fitting)
     limit = partition.get("MaxCPUsPerNode", "")
     found = min(found, int(limit)) if limit.isdecimal() and int(limit) else found
     with_gpus = any(node.gpus > job.gpus_per_node for node in fitting) and job.gpus_per_node
@@ -59,6 +62,23 @@ def usual_cpus(job: Job, settings: Settings) -> UsualCpus:
 
 def _share(node: SlurmNode, num_gpus: int) -> int:
     return max(node.cpus * num_gpus // node.gpus, 1) if num_gpus else node.cpus
+
+
+def _memory_of_each(partition: dict[str, str]) -> int:
+    """MB that come with each CPU where no memory is asked for; 0: not counted so."""
+    own = partition.get("DefMemPerCPU", "")
+    if not own and "DefMemPerNode" in partition and partition["DefMemPerNode"] != "UNLIMITED":
+        return 0
+    if not own:  # the partition has none of its own: the cluster's
+        with suppress(SchedulerFailed):
+            found = re.search(r"^DefMemPerCPU\s*=\s*(\d+)", slurm_answer(["scontrol", "show", "config"]), re.MULTILINE)
+            own = found[1] if found else ""
+    return int(own) if own.isdecimal() else 0
+
+
+def _within_memory(num_cpus: int, node: SlurmNode, each: int) -> int:
+    """A request of more memory than a node has would never start."""
+    return min(num_cpus, max(node.memory // each, 1)) if each and node.memory else num_cpus
 
 
 def fields_of(line: str) -> dict[str, str]:
@@ -80,7 +100,6 @@ def parse_nodes(text: str) -> list[SlurmNode]:
         with suppress(ValueError, KeyError):
             gpus = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", fields.get("Gres", ""))
             cpus = int(fields.get("CPUEfctv") or fields["CPUTot"])
-            found.append(
-                SlurmNode(cpus=cpus, gpus=sum(map(int, gpus)), partitions=tuple(fields.get("Partitions", "").split(",")))
-            )
+            memory, partitions = int(fields.get("RealMemory") or 0), tuple(fields.get("Partitions", "").split(","))
+            found.append(SlurmNode(cpus=cpus, gpus=sum(map(int, gpus)), memory=memory, partitions=partitions))
     return [node for node in found if node.cpus > 0]

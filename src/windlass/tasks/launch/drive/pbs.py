@@ -70,7 +70,14 @@ def last_id(folder: Path, first: str) -> str:
 def _run(argv: list[str], folder: Path | None = None) -> str:
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, env=clean_environment(), timeout=SECONDS, check=False, cwd=folder
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=clean_environment(),
+            timeout=SECONDS,
+            check=False,
+            cwd=folder,
         )
     except FileNotFoundError:
         raise SchedulerFailed(f"{argv[0]} is not installed here; run this on a login node of the cluster") from None

@@ -40,6 +40,7 @@ ENDINGS = {
     "DEADLINE": "its deadline passed",
     "NODE_FAIL": "a node of it was lost",
     "BOOT_FAIL": "a node could not be started",
+    "PREEMPTED": "another job took its nodes",
     "OUT_OF_MEMORY": "it used more memory than it was given; ask for more with --memory",
 }
 
@@ -109,11 +110,12 @@ class Slurm:
         _run([rendered.submit[0], "--test-only", rendered.submit[-1]])
 
     def _accounted(self, record: Record, lines: list[QueueLine]) -> JobState | None:
-        """What sacct knows; without accounting, what squeue still shows of an ended job (MinJobAge)."""
+        """What sacct knows, which may hear of an end later than squeue; else what squeue still shows of an ended job (MinJobAge)."""
         with suppress(SchedulerFailed):
             answer = _run(["sacct", "-n", "-P", "-X", "-o", "State,ExitCode", "-j", record.id])
-            if answer.strip():
-                return worst([ended(*[*line.split("|"), ""][:2]) for line in answer.splitlines() if line.strip()])
+            rows = [[*line.split("|"), ""][:2] for line in answer.splitlines() if line.partition("|")[0].strip()]
+            if rows and all(is_over(state) or state == "PREEMPTED" for state, _ in rows):
+                return worst([ended(state, code) for state, code in rows])
         return worst([ended(line.state, "") for line in lines]) if lines else None
 
 
@@ -133,7 +135,9 @@ LOST = JobState(
 
 def _run(argv: list[str]) -> str:
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, env=clean_environment(), timeout=SECONDS, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", env=clean_environment(), timeout=SECONDS, check=False
+        )
     except FileNotFoundError:
         raise SchedulerFailed(f"{argv[0]} is not installed here; run this on a login node of the cluster") from None
     except subprocess.TimeoutExpired:

@@ -46,7 +46,9 @@ def free_port_there(settings: Settings, host: SshHost) -> int:
     import shlex
 
     there = shlex.join([host.python or settings.python, "-P", "-m", "windlass.tasks.launch.ports", settings.folder])
-    done = subprocess.run([*connect(host), there], capture_output=True, text=True, timeout=SECONDS_TO_ASK, check=False)
+    done = subprocess.run(
+        [*connect(host), there], capture_output=True, text=True, errors="replace", timeout=SECONDS_TO_ASK, check=False
+    )
     if done.returncode or not done.stdout.strip().isdecimal():
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise Unavailable(
@@ -64,7 +66,13 @@ class Connection:
         if index is not None:
             argv[-1] += f" --index {index}"
         self.process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            process_group=0,
         )
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
@@ -74,10 +82,12 @@ class Connection:
         self._reading.start()
 
     def _read(self) -> None:
+        """To the end, whatever comes and wherever it goes: what nobody reads would stop the job there."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            sys.stdout.write(f"[{self.host.name}] {line}")
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                sys.stdout.write(f"[{self.host.name}] {line}")
+                sys.stdout.flush()
 
     def end(self) -> None:
         with contextlib.suppress(OSError):

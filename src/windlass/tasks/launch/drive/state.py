@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from windlass.core.model import Frozen
-from windlass.errors import Error
+from windlass.errors import NOT_SAVED, Error
 from windlass.tasks.launch.job import SECRETS, STOPPED, Job, Rendered, Scheduler
 
 StateName = Literal["waiting", "running", "done", "stopped", "failed", "cancelled", "unknown"]
@@ -91,18 +91,21 @@ def exit_of(run: Path) -> Exit | None:
 
 
 def ended_state(folder: Path, num_tasks: int = 1, job_id: str = "") -> JobState | None:
-    """From the exit files; None if one is missing. `num_tasks`: of an array."""
-    runs = runs_of(folder, job_id)
-    exits = [found for run in runs if (found := exit_of(run)) is not None]
-    if len(exits) < num_tasks or not exits:
-        return None
-    return worst([state_of_exit(one) for one in exits[: max(num_tasks, 1)]])
+    """From the exit files of the last attempts; None if one is missing. `num_tasks`: of an array."""
+    last: dict[str, Path] = {}
+    for run in runs_of(folder, job_id):  # `run-7_1-0`: the first attempt of task 1
+        last.setdefault(run.name.rpartition("-")[0] if num_tasks > 1 else "", run)
+    exits = [exit_of(run) for run in [*last.values()][:num_tasks]]
+    known = [found for found in exits if found is not None]
+    return worst([state_of_exit(found) for found in known]) if len(known) == num_tasks else None
 
 
 def state_of_exit(found: Exit) -> JobState:
-    """Who was told to end was cancelled, whatever its code: servers end well when they are told to."""
+    """Who was told to end was cancelled, whatever its code, for servers end well when they are told to; but not what has lost steps."""
     if found.code == STOPPED:
         return SAVED
+    if found.code == NOT_SAVED:
+        return JobState(state="failed", reason=f"{state_of_code(found.code, found.host).reason}: {STEPS_LOST}")
     if found.told is not None:
         if found.limit is not None and found.told >= found.limit - SECONDS_TO_START:
             return JobState(state="failed", reason="the time limit was reached")
@@ -111,6 +114,7 @@ def state_of_exit(found: Exit) -> JobState:
 
 
 SAVED = JobState(state="stopped", reason="saved and stopped; launch it again to go on")
+STEPS_LOST = "steps are lost: the last checkpoint could not be written"
 
 
 def state_of_code(code: int, host: str = "") -> JobState:
@@ -139,6 +143,8 @@ def agreed(said: JobState | None, own: JobState | None) -> JobState | None:
     """What the scheduler says of an ended job, and what its own files say: the scheduler knows who ended it, the files know why."""
     if said is None or own is None:
         return said or own
+    if STEPS_LOST in own.reason and said.state == "cancelled":
+        return msgspec.structs.replace(own, reason=f"{said.reason}; {own.reason}")
     if own.state == "stopped" and said.state != "done":
         return own if said.state == "stopped" else msgspec.structs.replace(own, reason=f"{said.reason}; it had {own.reason}")
     if own.state != said.state or own.reason.startswith(said.reason):
@@ -163,7 +169,8 @@ def logs_of(folder: Path) -> list[Path]:
 
 
 def clean_environment() -> dict[str, str]:
-    """Without what a job that submits another would pass on: bindings, array numbers, PMIx (facts of submitit#1782, #1814)."""
-    leaked = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "PBS_")
+    """Without what a job that submits another would pass on: bindings, array numbers, PMIx (facts of submitit#1782, #1814); and without the
+    user's own filters and formats of answers that are read here."""
+    leaked = ("SLURM_", "SBATCH_", "SRUN_", "PMIX_", "PMI_", "PBS_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
     kept = ("SLURM_CONF", "PBS_CONF_FILE", "PBS_SERVER", "PBS_EXEC")
     return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(leaked)}

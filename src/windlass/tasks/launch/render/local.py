@@ -25,7 +25,7 @@ def _batch(job: Job, settings: Settings) -> str:
             "",
             'bash "$folder/node.sh" "$run" &',
             "step=$!",
-            script.TRAPS,
+            script.traps(job),
             *_timer(job, settings),
             script.WAIT,
             *(['kill "$timer" 2>/dev/null'] if settings.time_seconds is not None else []),

@@ -82,6 +82,8 @@ def _batch(job: Job, settings: Settings) -> str:
             "attempt=${WINDLASS_ATTEMPT:-0}",
             'run="$folder/run-$PBS_JOBID-$attempt"',
             'mkdir -p "$run" || exit 2',
+            "# Of the same attempt, which the server has run again: all but where it went on.",
+            'rm -f "$run"/{failed,stopped,warned,root-ended,meeting.json,exit.json} "$run"/worker-* "$run"/node-*.json',
             *script.secrets(job),
             *_index(job, settings),
             "# One line for each process of a node: every node once, in their order.",
@@ -90,9 +92,10 @@ def _batch(job: Job, settings: Settings) -> str:
             "",
             *_start(job, settings),
             "step=$!",
-            script.TRAPS if job.num_nodes == 1 else script.FILE_TRAPS,  # pbsdsh passes no signals on, and would end
+            script.traps(job, by_file=job.num_nodes > 1),  # pbsdsh passes no signals on, and would end
             *_timer(job, settings),
             script.WAIT,
+            *(script.every_node(job) if job.num_nodes > 1 else []),
             *(['kill "$timer" 2>/dev/null'] if _has_timer(job, settings) else []),
             "",
             *_again(job, settings),

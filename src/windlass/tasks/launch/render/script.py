@@ -81,8 +81,9 @@ def in_one_folder(job: Job, settings: Settings) -> list[str]:
     ]
 
 
-SECRETS = """# The server's key, and the secret of its workers: made now, and gone however this script ends.
-trap 'rm -f "$folder/api-key" "$folder/secret" "$folder/address.json"' EXIT
+REMOVAL = 'rm -f "$folder/api-key" "$folder/secret" "$folder/address.json"'
+SECRETS = f"""# The server's key, and the secret of its workers: made now, and gone however this script ends.
+trap '{REMOVAL}' EXIT
 for name in api-key secret; do
     [ -s "$folder/$name" ] && continue  # of an attempt whose node was lost
     (umask 077 && head -c 32 /dev/urandom | od -A n -v -t x1 | tr -d ' \\n' > "$folder/$name" && echo >> "$folder/$name") || exit 2
@@ -115,10 +116,29 @@ def nodes_left(job: Job) -> list[str]:
     return [f'[ "{done}" -ge {job.min_nodes} ] && {{ code=0; rm -f "$run/failed"; [ -e "$run/stopped" ] && code=75; }}']
 
 
-TRAPS = """trap 'touch "$run/warned"; kill -USR1 "$step" 2>/dev/null' USR1  # the time limit is near: save and stop
-trap 'told=$SECONDS; kill -TERM "$step" 2>/dev/null' TERM INT"""
-FILE_TRAPS = """trap 'touch "$run/warned"' USR1  # the nodes look for this file: save and stop
-trap 'told=$SECONDS; kill -TERM "$step" 2>/dev/null' TERM INT"""
+def traps(job: Job, by_file: bool = False) -> str:
+    """`by_file`: the nodes hear of a warning by the file alone. The secrets of a server go at once: it may take longer to end than the
+    scheduler waits before it kills this script."""
+    warn = "" if by_file else '; kill -USR1 "$step" 2>/dev/null'
+    why = "the nodes look for this file" if by_file else "the time limit is near"
+    also = f"; {REMOVAL}" if job.kind == "serve" else ""
+    return f"""trap 'touch "$run/warned"{warn}' USR1  # {why}: save and stop
+trap 'told=$SECONDS; kill -TERM "$step" 2>/dev/null{also}' TERM INT"""
+
+
+def every_node(job: Job) -> list[str]:
+    """For pbsdsh, which says nothing of how the nodes ended. Their files do, which a file server may show a minute later."""
+    return [
+        "# pbsdsh ends well however the nodes end. Each writes a file then, and the first that fails another one.",
+        "for _ in $(seq 60); do",
+        """    ended=$(find "$run" -maxdepth 1 -name 'node-*.json' | wc -l)""",
+        f"""    [ "$code" -ne 0 ] || [ "$ended" -ge {job.num_nodes} ] || [ -s "$run/failed" ] && break""",
+        "    sleep 1",
+        "done",
+        f"""[ "$code" -eq 0 ] && [ "$ended" -lt {job.num_nodes} ] && code=1""",
+        """[ -s "$run/failed" ] && read -r code host < "$run/failed\"""",
+    ]
+
 
 _EXIT = '{"code": %d, "host": "%s", "told": %s, "limit": %s, "ended": %d}\\n'
 

@@ -107,7 +107,7 @@ def _batch(job: Job, settings: Settings) -> str:
             "",
             *_srun(job, settings),
             "step=$!",
-            script.TRAPS,
+            script.traps(job),
             script.WAIT,
             *script.nodes_left(job),
             "",
@@ -179,5 +179,6 @@ def _node(settings: Settings) -> list[str]:
         lines += [
             "# One task a rank: what torchrun would set.",
             'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" WORLD_SIZE="$SLURM_NTASKS"',
+            'export LOCAL_WORLD_SIZE="$SLURM_NTASKS_PER_NODE"',
         ]
     return lines

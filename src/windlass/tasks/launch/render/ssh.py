@@ -78,7 +78,7 @@ def _supervisor(job: Job, settings: Settings) -> str:
             "# Opens the connections of commands.txt, and ends them together.",
             f'{quoted(settings.python)} -P -m windlass launch supervise "$folder" --run "$run" &',
             "step=$!",
-            script.TRAPS,
+            script.traps(job),
             script.WAIT,
             script.record(None),
             'exit "$code"',

@@ -22,8 +22,8 @@ NO_FILESYSTEMS = frozenset(
 NO_DISKS = re.compile(r"^(?:ram|loop|fd|dm-|zram|sr)\d*|\d+p\d+$|^[hsv]d[a-z]+\d+$")
 NO_INTERFACES = re.compile(r"^(?:lo|veth\w*|docker\d*|br-\w+)$")
 IN_MEMORY = "tmpfs"
-SYSTEMS_OWN = re.compile(r"^/(?:proc|sys|run/credentials|run/secrets)(?:/|$)")
-"""Small file systems in memory there are the kernel's, or a container's masks."""
+SYSTEMS_OWN = re.compile(r"^/(?:proc|sys|run/credentials|run/secrets|var/lib/kubelet/pods)(?:/|$)")
+"""Small file systems in memory there are the kernel's, a container's masks, or the secrets of pods."""
 MAX_FILESYSTEMS = 32
 
 
@@ -59,7 +59,9 @@ def filesystems(mounts: str) -> list[tuple[str, str, str]]:
                 chosen.setdefault(words[0], (words[0], words[2], place))
             elif not SYSTEMS_OWN.match(place):
                 chosen[f"{IN_MEMORY} {place}"] = (words[0], IN_MEMORY, place)
-    return list(chosen.values())[:MAX_FILESYSTEMS]
+    return sorted(chosen.values(), key=lambda one: one[1] == IN_MEMORY)[
+        :MAX_FILESYSTEMS
+    ]  # disks first: none is left out for a tmpfs
 
 
 def _filesystem(found: Readings, device: str, kind: str, place: str) -> None:

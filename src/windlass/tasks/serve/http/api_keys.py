@@ -9,7 +9,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +16,7 @@ import msgspec
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 from windlass.tasks.serve.api_key import ApiKey, check_secret
+from windlass.units import parse_path
 
 ENVIRONMENT = "WINDLASS_API_KEY"
 MAX_FILE_BYTES = 2**20
@@ -98,13 +98,13 @@ def _inline_keys(given: str) -> list[str]:
 
 def _is_file(path: str) -> bool:
     try:
-        return bool(path) and Path(path).expanduser().is_file()
-    except (OSError, RuntimeError, ValueError):
+        return bool(path) and parse_path(path).is_file()
+    except (OSError, BadInput, ValueError):  # what is said of a name in general would show a key
         return False
 
 
 def _file_lines(name: str) -> list[str]:
-    path = Path(name).expanduser()
+    path = parse_path(name)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise BadInput("the --api-key file is larger than 1 MiB; it should have one key per line")

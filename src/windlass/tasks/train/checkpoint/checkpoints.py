@@ -13,6 +13,7 @@ import shutil
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,8 +248,9 @@ class Checkpoints:
             shutil.rmtree(folders.temporary_path(folder, step), ignore_errors=True)
         if local is not None:
             place = folders.temporary_path(local, step)
-            if not (place / parts_name(self._ranks.rank)).exists():
-                shutil.rmtree(place, ignore_errors=True)
+            with suppress(OSError):  # of a disk that is gone: why the save failed is known already
+                if not (place / parts_name(self._ranks.rank)).exists():
+                    shutil.rmtree(place, ignore_errors=True)
 
     def _check(self, path: Path) -> None:
         """Verifies every file; each is read by one rank."""

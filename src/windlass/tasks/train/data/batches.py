@@ -20,6 +20,7 @@ from windlass.errors import BadInput
 from windlass.tasks.train.data.order import Interleaving, key, permute, quotas_of
 from windlass.tasks.train.data.rows import PackedRows, RowArrays, gather
 from windlass.tasks.train.data.shards import ShardManifest, Split, open_shards, read_manifest
+from windlass.units import parse_path
 
 
 class PackedBatch(NamedTuple):
@@ -96,7 +97,7 @@ def open_batches(section: DataSection, base: Path, split: Split = "train", vocab
     if section.sequence_length is None:
         raise BadInput("data.sequence_length is missing: set the tokens per row")
     weights = _weights(section.sources)
-    folders = [base / Path(source.path).expanduser() for source in section.sources]
+    folders = [base / parse_path(source.path) for source in section.sources]
     manifests = [read_manifest(folder) for folder in folders]
     _check_alike(folders, manifests)
     opened: list[tuple[PackedRows, ShardManifest, float | None]] = []

@@ -98,7 +98,7 @@ class OpenShard:
         self._token_type, self._vocab_size = token_type, vocab_size
         missing = {TOKENS, DOCUMENTS} - shard.files.keys()
         width = np.dtype(token_type).itemsize
-        if missing or shard.files[TOKENS].num_bytes != width * shard.num_tokens or _is_uneven(shard):
+        if missing or shard.files[TOKENS].num_bytes != width * shard.num_tokens or _is_uneven(shard) or _lacks_checksums(shard):
             raise BadInput(f"{folder / MANIFEST} is damaged: the sizes of {shard.name} do not agree{_AGAIN}")
         for ending, stored in shard.files.items():
             _check_size(folder / f"{shard.name}.{ending}", stored)
@@ -186,6 +186,12 @@ def _is_uneven(shard: TokenShard) -> bool:
     """Offsets are of eight bytes. A manifest may come from elsewhere: a name leads nowhere else."""
     is_elsewhere = "/" in shard.name or "\0" in shard.name
     return is_elsewhere or any(shard.files[ending].num_bytes % 8 for ending in (DOCUMENTS, LEARNED) if ending in shard.files)
+
+
+def _lacks_checksums(shard: TokenShard) -> bool:
+    """What has none would not be checked. A shard of an earlier version has none at all."""
+    num_blocks = -(-shard.files[TOKENS].num_bytes // BLOCK_BYTES)
+    return BLOCKS in shard.files and shard.files[BLOCKS].num_bytes != 4 * num_blocks
 
 
 def open_shards(folder: Path, manifest: ShardManifest, split: Split, vocab_size: int | None = None) -> list[OpenShard]:

@@ -190,12 +190,11 @@ class _SignalForwarder:
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
             raise KeyboardInterrupt
-        self._stop.touch()
+        with suppress(OSError):  # of a disk that is full or gone: the signal does without
+            self._stop.touch()
         for child in _children():
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGUSR1)
-            except ProcessLookupError:
-                continue
 
 
 def _children() -> list[int]:

@@ -120,6 +120,9 @@ class StopRequest:
         return self
 
     def begin(self) -> None:
+        """Raises what should have ended the building, and was raised where Python ignores it (a destructor, a callback of a library)."""
+        if self._ends_at_once and self.reason is not None:
+            raise StoppedBeforeStart(self.reason)
         self._ends_at_once = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -132,9 +135,9 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and (self._ends_at_once or self.reason is not None):
             raise KeyboardInterrupt
+        self.ask(signal.Signals(number).name)
         if self._ends_at_once:
             raise StoppedBeforeStart(signal.Signals(number).name)
-        self.ask(signal.Signals(number).name)
 
 
 def any_rank(*flags: bool, group: Any = None) -> tuple[bool, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from windlass.core.model import Frozen
@@ -114,7 +115,7 @@ class TrainingLoop:
         """Validation and checkpoints after a good step. Returns whether to stop."""
         step = self.trainer.progress.step
         if not self.checkpoints.is_saving:
-            self._report_save()
+            self._wait()  # for nothing, but a mistake of the saving thread is raised
         if _due(step, self.intervals.validation_steps):
             self._validate()
         seconds = self.intervals.checkpoint_seconds
@@ -165,7 +166,11 @@ class TrainingLoop:
 
     def _remedy(self) -> str:
         """Where to go on from, and how."""
-        good, step = self.checkpoints.latest(), self.trainer.progress.step
+        try:
+            good, place = self._last_good()
+        except OSError as error:
+            return f"steps are lost, and what was saved cannot be read ({error.strerror}); repair that disk, and continue with --resume"
+        step = self.trainer.progress.step
         lost = f"steps {(good or 0) + 1:,} to {step:,} are lost" if step > (good or 0) else "no step is lost"
         room = (
             "free or repair a disk"
@@ -174,7 +179,12 @@ class TrainingLoop:
         )
         if good is None:
             return f"{lost}, and there is no good checkpoint; {room}, and start again"
-        return f"{lost}; the last good checkpoint is {self.checkpoints.path(good)}; {room}, and continue with --resume"
+        return f"{lost}; the last good checkpoint is {place}; {room}, and continue with --resume"
+
+    def _last_good(self) -> tuple[int | None, Path | None]:
+        """Step and place. Raises OSError where the disk is gone altogether."""
+        good = self.checkpoints.latest()
+        return good, None if good is None else self.checkpoints.path(good)
 
     def _load(self, step: int | None = None) -> int:
         state = self.trainer.state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,23 +23,30 @@ class OutOfDeviceMemory(Error):
 
 @contextmanager
 def plain_errors(checkpoints: object) -> Generator[None]:
-    """One line for each of them. `checkpoints`: their folder."""
-    import torch
-    import torch.distributed as dist
-
+    """One line for each of them, also where the ranks meet and part. `checkpoints`: their folder."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfDeviceMemory(
-            f'the GPU\'s memory is full: {_first_sentence(error)}; lower batch.micro_batch, or set memory.recompute = "full"'
-        ) from None
-    except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or (dist.is_initialized() and BROKEN_CONNECTION.search(str(error)))):
+    except RuntimeError as error:  # all errors of torch are
+        import torch
+        import torch.distributed as dist
+
+        if isinstance(error, torch.OutOfMemoryError):
+            raise OutOfDeviceMemory(
+                f'the GPU\'s memory is full: {_first_sentence(error)}; lower batch.micro_batch, or set memory.recompute = "full"'
+            ) from None
+        if not isinstance(error, dist.DistError) and not (_has_others() and BROKEN_CONNECTION.search(str(error))):
             raise
         raise RankLost(
             f"the connection to another rank broke ({_first_sentence(error)}); why it ended, it says itself, or the kernel's log does."
             f" Checkpoints are in {checkpoints}; continue with --resume"
         ) from None
+
+
+def _has_others() -> bool:
+    """The group is not there yet, or no more, where joining it or leaving it has failed."""
+    import torch.distributed as dist
+
+    return dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _first_sentence(error: BaseException) -> str:

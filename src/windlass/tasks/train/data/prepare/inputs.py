@@ -12,7 +12,7 @@ from typing import Literal
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
-from windlass.units import MIB
+from windlass.units import MIB, parse_path
 
 Kind = Literal["text", "jsonl", "parquet"]
 JSONL = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
@@ -55,7 +55,7 @@ def find_inputs(sources: Sequence[str]) -> SourceFiles:
     files: list[tuple[Path, Kind]] = []
     skipped: dict[str, int] = {}
     for source in sources:
-        found = list(_files_of(Path(source).expanduser(), skipped))
+        found = list(_files_of(parse_path(source), skipped))
         if not found:
             raise BadInput(f"{source} has no text, .jsonl or .parquet files")
         files += found
@@ -76,8 +76,8 @@ def find_inputs(sources: Sequence[str]) -> SourceFiles:
 def refuse_inside(sources: Sequence[str], out: Path) -> None:
     """The output must not be read as a source in the next run."""
     for source in sources:
-        folder = Path(source).expanduser().resolve()
-        if out.expanduser().resolve().is_relative_to(folder):
+        folder = parse_path(source).resolve()
+        if parse_path(out).resolve().is_relative_to(folder):
             raise BadInput(f"{out} is inside the source {source}; use an output directory outside it")
 
 
