@@ -23,6 +23,8 @@ MAX_PIPELINED = 8
 """Requests that a client may send before the first response."""
 WRITE_TIMEOUT_SECONDS = 120
 """The connection is closed when a client acknowledges no data for this long."""
+LINGER_SECONDS, LINGER_BYTES = 2.0, 2**20
+"""What a refused client may go on sending: closed with unread data, TCP would reset the connection, and the refusal could be lost (RFC 9112, 9.6)."""
 ABORT = "windlass.abort"
 """Scope key of a function that closes the connection at once, dropping unsent data."""
 
@@ -43,6 +45,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._own_bytes = 0
         """Of the head itself, as far as it is parsed."""
         self._in_head = True
+        self._unread_bytes: int | None = None
+        """Of a client that was refused and goes on sending."""
         self._cycles: list[RequestResponseCycle] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -51,10 +55,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.head_seconds, self._header_timeout)
 
     def data_received(self, data: bytes) -> None:
+        if self._unread_bytes is not None:
+            self._unread_bytes += len(data)
+            if self._unread_bytes > LINGER_BYTES:
+                self.transport.abort()
+            return
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and self._unread_bytes is None and not self.transport.is_closing():
             self.send_400_response("")
         self._limit_rest()
 
@@ -85,7 +94,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         status = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}"
         head = [status, f"content-type: {JSON.decode()}", f"content-length: {len(refusal.body)}", "connection: close", "", ""]
         self.transport.write("\r\n".join(head).encode() + refusal.body)
-        self.transport.close()
+        self._close_when_read()
+
+    def _close_when_read(self) -> None:
+        if not self.transport.can_write_eof():  # TLS
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._stop_timer()
+        self._unread_bytes, self._timer = 0, self.loop.call_later(LINGER_SECONDS, self._header_timeout)
 
     def _limit_rest(self) -> None:
         """The rest of a body whose response is already complete stops the keep-alive timer, so it needs one of its own."""
