@@ -341,14 +341,27 @@ def test_one_that_leaves_while_it_is_tried_leaves_no_blame_behind() -> None:
 
 def test_an_engine_that_ends_while_it_loads_accuses_nobody() -> None:
     async def test(engines: Engines) -> None:
-        asked = [engines.ask(Asked().submit(number)) for number in range(3)]
+        asked = [engines.ask(Asked(tokens=6).submit(number)) for number in range(3)]
         await engines.until(lambda: engines.steps > 2)
         engines.may_start.clear()
         engines.all[0].error = EngineMoved("to other hosts")
         await engines.until(lambda: len(engines.all) == 2)
         engines.all[1].error = CRASH
         engines.may_start.set()
-        assert await asyncio.gather(*asked) == [12] * 3
+        assert await asyncio.gather(*asked) == [6] * 3
         assert engines.all[2].most_running == 3, "together, and not one after another"
+
+    over(test)
+
+
+def test_one_that_is_beside_many_causes_is_answered() -> None:
+    """More of them than crashes of its own would be forgiven."""
+
+    async def test(engines: Engines) -> None:
+        long = engines.ask(Asked(tokens=400).submit(1, "1/"))
+        for number in range(2, 2 * MAX_CRASHES):
+            with pytest.raises(Broken):
+                await engines.answer(Asked(fatal=3).submit(number, f"{number}/"))
+        assert await long == 400
 
     over(test)

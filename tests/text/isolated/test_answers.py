@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from waiting import HUNG_SECONDS
 from windlass.core.client import Broken, Busy, Slowed
 from windlass.errors import BadInput, MissingExtra
 from windlass.text.grammar import compile as compiling
-from windlass.text.isolated import limits, process
+from windlass.text.isolated import lanes, limits, process
 from windlass.text.isolated import pool as pools
 from windlass.text.isolated.jobs import Answer, Compilation, Rendering, done
 from windlass.text.isolated.pool import IsolatedPool
@@ -22,6 +23,14 @@ from windlass.text.isolated.process import Vocabulary
 pytestmark = pytest.mark.pure
 
 FINE = Answer(cpu_seconds=0.001)
+
+
+def over(test: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(HUNG_SECONDS):
+            await test
+
+    asyncio.run(limited())
 
 
 class Told:
@@ -69,7 +78,7 @@ def test_what_could_not_be_compiled_in_time_is_tried_again_after_a_while() -> No
         await one.pool.check_grammar("g", "b/")
         assert one.num_asked == (2, 1), "what can be compiled is known for ever"
 
-    asyncio.run(run())
+    over(run())
 
 
 def test_who_asks_while_nobody_has_time_is_not_noted() -> None:
@@ -82,7 +91,7 @@ def test_who_asks_while_nobody_has_time_is_not_noted() -> None:
         await one.pool.check_grammar("g", "a/")
         assert one.num_asked == (2, 0)
 
-    asyncio.run(run())
+    over(run())
 
 
 def test_a_suspect_that_is_quick_goes_back_to_the_quick_lane() -> None:
@@ -99,7 +108,7 @@ def test_a_suspect_that_is_quick_goes_back_to_the_quick_lane() -> None:
         await one.pool.render("t", {}, "a/")
         assert one.num_asked == (2, 4)
 
-    asyncio.run(run())
+    over(run())
 
 
 def test_a_group_does_not_wait_for_the_turn_of_another_nor_pay_for_it() -> None:
@@ -120,7 +129,7 @@ def test_a_group_does_not_wait_for_the_turn_of_another_nor_pay_for_it() -> None:
         never.set_result(FINE)
         await waits
 
-    asyncio.run(run())
+    over(run())
 
 
 def test_who_comes_as_the_last_one_leaves_begins_anew() -> None:
@@ -139,7 +148,7 @@ def test_who_comes_as_the_last_one_leaves_begins_anew() -> None:
             await first
         assert one.pool._compiling == {}
 
-    asyncio.run(run())
+    over(run())
 
 
 def test_the_vocabulary_is_made_once_and_not_on_the_event_loop() -> None:
@@ -154,8 +163,29 @@ def test_the_vocabulary_is_made_once_and_not_on_the_event_loop() -> None:
         first, second = await asyncio.gather(pool._grammar_workers(), pool._grammar_workers())
         assert first is second
 
-    asyncio.run(run())
+    over(run())
     assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
+def test_all_chats_that_were_admitted_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "MAX_OWN_WAITING", 1)
+    monkeypatch.setattr(lanes, "MAX_WAITING", 1)
+
+    class Quick:
+        has_ended = False
+
+        async def ask(self, task: object) -> Answer:
+            await asyncio.sleep(0)
+            return FINE
+
+        def close(self) -> None: ...
+
+    async def run() -> None:
+        pool = IsolatedPool()
+        monkeypatch.setattr(pool, "_worker", lambda *_, **__: Quick())
+        assert await asyncio.gather(*(pool.render("t", {}, "a/") for _ in range(20))) == [""] * 20
+
+    over(run())
 
 
 # --- in a worker
