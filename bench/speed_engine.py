@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "engine"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtime" / "engine"))
 
 from fake_decoder import make_engine
 
 from windlass.core.request import GREEDY
-from windlass.engine.client.background import size_of
-from windlass.engine.protocol import Submit
+from windlass.runtime.engine.client.background import size_of
+from windlass.runtime.engine.protocol import Submit
 
 
 def step_seconds() -> float:

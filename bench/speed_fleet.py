@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fleet"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runtime" / "fleet"))
 
 from small_root import SmallRoot, WorkerProcess
 from strangers import attack
@@ -22,7 +22,7 @@ from strangers import attack
 from subprocesses import until_gone
 from waiting import until
 from windlass.core.layout import Layout
-from windlass.fleet.protocol.messages import RankEnded, RanksStarted
+from windlass.runtime.fleet.protocol.messages import RankEnded, RanksStarted
 
 
 @contextmanager

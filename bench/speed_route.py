@@ -9,10 +9,10 @@ from random import Random
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from windlass.route.decide.predict import PromptPredictor
-from windlass.route.fit.fit import FitOptions, fit
-from windlass.route.tables.answers import Answer
-from windlass.route.tables.table import make_table
+from windlass.tasks.route.decide.predict import PromptPredictor
+from windlass.tasks.route.fit.fit import FitOptions, fit
+from windlass.tasks.route.tables.answers import Answer
+from windlass.tasks.route.tables.table import make_table
 
 
 def predictor() -> tuple[PromptPredictor, list[str]]:

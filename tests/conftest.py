@@ -87,19 +87,21 @@ def pytest_collection() -> Generator[None, object, object]:
 # --- make quick --------------------------------------------------------------------------------------------------------
 
 SLOW_FILES = frozenset(
-    "cli/eval/test_command cli/eval/test_harness cli/observe/test_observe serve/monitor/test_watching "
-    "convert/test_layout formats/hub/test_download formats/hub/test_hub formats/hub/test_local launch/vllm_engine/test_process "
-    "measure/served/client/test_target plan/speed/test_published_rows plan/speed/test_spread plan/training/test_command "
-    "serve/batch/test_batches serve/clients/test_node serve/clients/test_openai serve/load/test_pressure serve/page/test_page "
-    "serve/page/test_page_markdown serve/api/test_schema serve/monitor/test_rolling test_suite text/tokenize/test_gguf_tokenizer "
-    "train/logging/test_logging weights/text/test_files wire/client/test_http_client".split()
+    "cli/eval/test_command cli/eval/test_harness cli/observe/test_observe tasks/serve/monitor/test_watching tasks/convert/test_layout "
+    "model/formats/hub/test_download model/formats/hub/test_hub model/formats/hub/test_local tasks/launch/vllm_engine/test_process "
+    "tasks/bench/served/client/test_target tasks/plan/speed/test_published_rows tasks/plan/speed/test_spread "
+    "tasks/plan/training/test_command tasks/serve/batch/test_batches tasks/serve/clients/test_node tasks/serve/clients/test_openai "
+    "tasks/serve/load/test_pressure tasks/serve/page/test_page tasks/serve/page/test_page_markdown tasks/serve/api/test_schema "
+    "tasks/serve/monitor/test_rolling test_suite model/text/tokenize/test_gguf_tokenizer tasks/train/logging/test_logging "
+    "runtime/weights/text/test_files wire/client/test_http_client".split()
 )
 """Of pure tests, those that take seconds: browsers, servers, thousands of requests, whole vocabularies."""
 CHEAP_FILES = frozenset(
-    "engine/sample/test_masks engine/execute/test_runner formats/dllama/test_tokenizer formats/safetensors/test_store "
-    "kernels/program/test_arena kernels/ops/test_attention kernels/ops/test_experts kernels/ops/test_linear kernels/ops/test_route "
-    "kernels/test_head_groups measure/test_weight_bytes quant/test_bounds weights/load/test_dictionary "
-    "weights/tensors/test_slices weights/test_source".split()
+    "runtime/engine/sample/test_masks runtime/engine/execute/test_runner model/formats/dllama/test_tokenizer "
+    "model/formats/safetensors/test_store runtime/kernels/program/test_arena runtime/kernels/ops/test_attention "
+    "runtime/kernels/ops/test_experts runtime/kernels/ops/test_linear runtime/kernels/ops/test_route runtime/kernels/test_head_groups "
+    "tasks/bench/test_weight_bytes runtime/quant/test_bounds runtime/weights/load/test_dictionary runtime/weights/tensors/test_slices "
+    "runtime/weights/test_source".split()
 )
 """Of tests that need torch, those that take milliseconds."""
 

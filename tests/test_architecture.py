@@ -25,25 +25,30 @@ import pytest
 pytestmark = pytest.mark.pure
 
 SRC = Path(__file__).parents[1] / "src"
-FAMILIES = SRC / "windlass" / "families"
+FAMILIES = SRC / "windlass" / "model" / "families"
 
+FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "model": (("families", "formats", "text", "bundled"),),
+    "runtime": (("machine", "parallel", "kernels"), ("quant",), ("weights",), ("nn", "offload"), ("engine",), ("fleet",)),
+    "tasks": (("plan", "convert", "launch", "check", "bench", "serve", "evaluate", "route", "train", "observe"),),
+}
+"""Folders of packages, and their rows."""
 # Lowest first. A package imports itself and the rows below its own.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("foreign",),
     ("errors",),
     ("units",),
     ("core",),
-    ("families", "formats", "text", "wire", "parallel", "kernels", "machine", "bundled"),
-    ("quant",),
-    ("weights",),
-    ("nn", "offload"),
-    ("engine",),
-    ("plan", "convert", "launch", "check", "measure", "serve", "evaluate", "route", "train", "observe", "fleet"),
+    *FLOORS["model"],
+    ("wire",),
+    *FLOORS["runtime"],
+    *FLOORS["tasks"],
     ("open",),  # names to models, Launch to Client: what cli and windlass.Client share
     ("cli", "client"),
     ("__main__",),
 )
 ROW = {package: row for row, packages in enumerate(ROWS) for package in packages}
+FLOOR = {package: floor for floor, rows in FLOORS.items() for packages in rows for package in packages}
 
 TORCH_FREE = frozenset(
     "foreign errors units core families bundled machine text wire plan launch check serve evaluate route observe open cli client"
@@ -94,8 +99,12 @@ class Module:
 
     @property
     def package(self) -> str:
-        """Its place in the table: `core` of windlass.core.model, `errors` of windlass.errors."""
-        return [*self.name.split("."), "__init__"][1]
+        """Its place in the table: `core` of windlass.core.model, `plan` of windlass.tasks.plan.cost, `errors` of windlass.errors."""
+        return _package([*self.name.split("."), "__init__"])
+
+
+def _package(parts: list[str]) -> str:
+    return parts[2] if parts[1] in FLOORS and len(parts) > 2 else parts[1]
 
 
 def read_modules() -> list[Module]:
@@ -173,11 +182,11 @@ def _listed(node: ast.AST, name: str) -> list[ast.AST]:
 
 
 def _own_package(imported: str) -> str | None:
-    """`plan` of windlass.plan.inference.search; None for other people's modules and for `windlass.__version__`."""
+    """`plan` of windlass.tasks.plan.inference.search; None for other people's modules and for `windlass.__version__`."""
     parts = imported.split(".")
     if parts[0] != "windlass" or len(parts) == 1 or parts[1] == "__version__":
         return None
-    return parts[1]
+    return _package(parts)
 
 
 # --- the rules -------------------------------------------------------------------------------------------------------
@@ -292,7 +301,7 @@ def crowded(files: list[Path]) -> dict[str, int]:
 
 
 def _module_of(imported: str, names: frozenset[str]) -> str | None:
-    """The module that an import reads: `windlass.plan.search.Question` is of windlass.plan.search."""
+    """The module that an import reads: `windlass.tasks.plan.search.Question` is of windlass.tasks.plan.search."""
     while imported and imported not in names:
         imported = imported.rpartition(".")[0]
     return imported or None
@@ -331,11 +340,17 @@ def misplaced(names: set[str]) -> list[str]:
     ]
 
 
+def misfloored(modules: list[Module]) -> list[str]:
+    """Packages that are not on their floor."""
+    homes = {(module.package, module.name.split(".")[1]) for module in modules if len(module.name.split(".")) > 2}
+    return [f"{package} stands in {folder}/" for package, folder in sorted(homes) if FLOOR.get(package, package) != folder]
+
+
 # --- the tests -------------------------------------------------------------------------------------------------------
 
 
 def test_there_is_something_to_check() -> None:
-    assert {"errors", "units", "core", "families"} <= {module.package for module in MODULES}
+    assert {"errors", "units", "core", "families", "plan"} <= {module.package for module in MODULES}
 
 
 def test_imports_point_down() -> None:
@@ -352,7 +367,20 @@ def test_family_words_only_in_families() -> None:
 
 
 def test_every_package_has_a_row() -> None:
-    assert misplaced({module.package for module in MODULES} - {"__init__"}) == []
+    assert misplaced({module.package for module in MODULES} - {"__init__", *FLOORS}) == []
+
+
+def test_every_package_is_on_its_floor() -> None:
+    assert misfloored(MODULES) == []
+    assert misfloored([Module("windlass.tasks.nn.decoder", ""), Module("windlass.plan.cost", "")]) != []
+
+
+def test_a_floor_holds_nothing_but_packages() -> None:
+    """And its `__init__` says what lives there, and imports nothing."""
+    for floor in FLOORS:
+        (module,) = [module for module in MODULES if module.name == f"windlass.{floor}"]
+        assert [file.name for file in (SRC / "windlass" / floor).iterdir() if file.is_file()] == ["__init__.py"]
+        assert ast.get_docstring(module.tree) and len(module.tree.body) == 1
 
 
 def test_files_hold_one_thing() -> None:
@@ -379,15 +407,15 @@ def test_no_package_stands_in_two_rows() -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("windlass.core.model", "from windlass.plan import search"),
-        ("windlass.core.model", "import windlass.families.reading.rope"),
+        ("windlass.core.model", "from windlass.tasks.plan import search"),
+        ("windlass.core.model", "import windlass.model.families.reading.rope"),
         ("windlass.core.model", "from windlass import cli"),
         ("windlass.core.model", "from ..engine import scheduler"),
-        ("windlass.core.model", "def f():\n    from windlass.nn import decoder"),
-        ("windlass.core.model", "from importlib import import_module\nimport_module('windlass.nn.decoder')"),
+        ("windlass.core.model", "def f():\n    from windlass.runtime.nn import decoder"),
+        ("windlass.core.model", "from importlib import import_module\nimport_module('windlass.runtime.nn.decoder')"),
         ("windlass.core.model", "from windlass.unheard_of import thing"),
-        ("windlass.families.one", "from windlass.machine import probe"),
-        ("windlass.plan.inference.search", "from windlass.serve import app"),
+        ("windlass.model.families.one", "from windlass.runtime.machine import probe"),
+        ("windlass.tasks.plan.inference.search", "from windlass.tasks.serve import app"),
         ("windlass.errors", "from windlass.units import GIB"),
         ("windlass", "from windlass.core import model"),
         ("windlass", "from windlass import client"),
@@ -402,11 +430,11 @@ def test_an_import_that_does_not_point_down_is_caught(name: str, source: str) ->
     ("name", "source"),
     [
         (
-            "windlass.plan.inference.search",
-            "from windlass.plan import memory\nfrom windlass.core.model import MoE\nfrom windlass import __version__",
+            "windlass.tasks.plan.inference.search",
+            "from windlass.tasks.plan import memory\nfrom windlass.core.model import MoE\nfrom windlass import __version__",
         ),
-        ("windlass.plan.inference.search", "from .memory import weights\nimport msgspec"),
-        ("windlass.cli.main", "def f():\n    from windlass.serve import app"),
+        ("windlass.tasks.plan.inference.search", "from .memory import weights\nimport msgspec"),
+        ("windlass.cli.main", "def f():\n    from windlass.tasks.serve import app"),
         ("windlass.client", "def f():\n    from windlass.open import resolve"),
         ("windlass.units", "from windlass.errors import BadInput"),
     ],
@@ -432,12 +460,12 @@ def test_relative_imports_of_a_package_itself_are_resolved() -> None:
     [
         ("windlass.core.model", "import torch"),
         ("windlass.core.model", "def f():\n    import torch.nn as nn"),
-        ("windlass.plan.inference.search", "from numpy import array"),
-        ("windlass.plan.inference.search", "def f():\n    from windlass.nn import decoder"),
+        ("windlass.tasks.plan.inference.search", "from numpy import array"),
+        ("windlass.tasks.plan.inference.search", "def f():\n    from windlass.runtime.nn import decoder"),
         ("windlass.cli.main", "import torch"),
-        ("windlass.cli.main", "from windlass.engine import engine"),
-        ("windlass.machine.probe", "import pynvml"),
-        ("windlass.formats.hub", "import huggingface_hub"),
+        ("windlass.cli.main", "from windlass.runtime.engine import engine"),
+        ("windlass.runtime.machine.probe", "import pynvml"),
+        ("windlass.model.formats.hub", "import huggingface_hub"),
     ],
 )
 def test_a_heavy_import_is_caught(name: str, source: str) -> None:
@@ -447,9 +475,9 @@ def test_a_heavy_import_is_caught(name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("windlass.nn.decoder", "import torch"),
-        ("windlass.cli.main", "def f():\n    import torch\n    from windlass.engine import engine"),
-        ("windlass.machine.probe", "def f():\n    import pynvml"),
+        ("windlass.runtime.nn.decoder", "import torch"),
+        ("windlass.cli.main", "def f():\n    import torch\n    from windlass.runtime.engine import engine"),
+        ("windlass.runtime.machine.probe", "def f():\n    import pynvml"),
     ],
 )
 def test_a_heavy_import_in_its_place_passes(name: str, source: str) -> None:
@@ -459,14 +487,14 @@ def test_a_heavy_import_in_its_place_passes(name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("windlass.nn.decoder", "is_glm = True"),
-        ("windlass.nn.decoder", "def load_llama(): ..."),
-        ("windlass.nn.decoder", "class DeepSeekMixer: ..."),
-        ("windlass.nn.decoder", "x = spec.family == 'gpt-oss'"),
-        ("windlass.nn.decoder", "x = f'a {y} GPTNeoX model'"),
-        ("windlass.nn.decoder", "f(qwen3=1)"),
-        ("windlass.nn.decoder", "EXAMPLES = 'plan GLM-4.5-Air'"),
-        ("windlass.nn.llama", "x = 1"),
+        ("windlass.runtime.nn.decoder", "is_glm = True"),
+        ("windlass.runtime.nn.decoder", "def load_llama(): ..."),
+        ("windlass.runtime.nn.decoder", "class DeepSeekMixer: ..."),
+        ("windlass.runtime.nn.decoder", "x = spec.family == 'gpt-oss'"),
+        ("windlass.runtime.nn.decoder", "x = f'a {y} GPTNeoX model'"),
+        ("windlass.runtime.nn.decoder", "f(qwen3=1)"),
+        ("windlass.runtime.nn.decoder", "EXAMPLES = 'plan GLM-4.5-Air'"),
+        ("windlass.runtime.nn.llama", "x = 1"),
         ("windlass.cli.main", "HELP = 'plan GLM-4.5-Air'"),
     ],
 )
@@ -477,11 +505,11 @@ def test_a_family_word_is_caught(name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("windlass.families.one", "is_glm = True"),
-        ("windlass.nn.decoder", '"""Runs GLM."""\nx: int = 1\n"""As in Llama."""  # and Qwen'),
+        ("windlass.model.families.one", "is_glm = True"),
+        ("windlass.runtime.nn.decoder", '"""Runs GLM."""\nx: int = 1\n"""As in Llama."""  # and Qwen'),
         ("windlass.cli.main", "EXAMPLES = 'plan GLM-4.5-Air'"),
-        ("windlass.formats.distributed_llama", "x = 'Distributed Llama file'"),
-        ("windlass.nn.decoder", "engine = 'vllm' if blooming else ''"),
+        ("windlass.model.formats.distributed_llama", "x = 'Distributed Llama file'"),
+        ("windlass.runtime.nn.decoder", "engine = 'vllm' if blooming else ''"),
     ],
 )
 def test_what_is_no_family_word_passes(name: str, source: str) -> None:
@@ -496,33 +524,36 @@ def test_a_family_is_a_file_that_describes_one() -> None:
 @pytest.mark.parametrize(
     "late",
     [
-        "from windlass.engine.ranks import first",
-        "def f():\n    from windlass.engine.ranks.first import load_job",
-        "if TYPE_CHECKING:\n    from windlass.engine.ranks import first",
+        "from windlass.runtime.engine.ranks import first",
+        "def f():\n    from windlass.runtime.engine.ranks.first import load_job",
+        "if TYPE_CHECKING:\n    from windlass.runtime.engine.ranks import first",
     ],
 )
 def test_a_cycle_between_a_file_and_a_sub_package_is_caught(late: str) -> None:
     modules = [
-        Module("windlass.engine", "", is_init=True),
-        Module("windlass.engine.ranks", "", is_init=True),
-        Module("windlass.engine.load", late),
-        Module("windlass.engine.ranks.first", "from windlass.engine.load import load_model"),
+        Module("windlass.runtime.engine", "", is_init=True),
+        Module("windlass.runtime.engine.ranks", "", is_init=True),
+        Module("windlass.runtime.engine.load", late),
+        Module("windlass.runtime.engine.ranks.first", "from windlass.runtime.engine.load import load_model"),
     ]
     assert len(inner_cycles(modules)) == 1
 
 
 def test_a_sub_package_that_imports_down_passes() -> None:
     modules = [
-        Module("windlass.engine.load", "from windlass.engine.memory import limits_for\nfrom windlass.core.model import MoE"),
-        Module("windlass.engine.memory", "import windlass.core.model"),
-        Module("windlass.engine.ranks.first", "from windlass.engine.load import load_model"),
+        Module(
+            "windlass.runtime.engine.load",
+            "from windlass.runtime.engine.memory import limits_for\nfrom windlass.core.model import MoE",
+        ),
+        Module("windlass.runtime.engine.memory", "import windlass.core.model"),
+        Module("windlass.runtime.engine.ranks.first", "from windlass.runtime.engine.load import load_model"),
     ]
     assert inner_cycles(modules) == []
 
 
 def test_a_crowded_folder_is_caught() -> None:
     files = [Path("kernels") / f"{name}.{suffix}" for name in "abcdefgh" for suffix in ("py", "cpp")]
-    assert crowded([*files, Path("kernels/__init__.py"), Path("kernels/notes.toml")]) == {"kernels": 16}
+    assert crowded([*files, Path("runtime/kernels/__init__.py"), Path("kernels/notes.toml")]) == {"kernels": 16}
     assert crowded(files[:MAX_FILES]) == {}
 
 

@@ -26,7 +26,12 @@ PATH = re.compile(r"(?<![\w./@~-])((?:[a-z_0-9-]+/)+[a-z_0-9-]+\.(?:py|toml|md|c
 MODULE = re.compile(r"\bwindlass(?:\.[a-z_]+)+")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 COMMAND = re.compile(r"(?:`|^\$ |^)windlass ([a-z]+)", re.MULTILINE)
-OURS = frozenset(folder.name for base in (ROOT, SRC) for folder in base.iterdir() if folder.is_dir())
+OURS = frozenset(
+    folder.name
+    for base in (ROOT, SRC, *(SRC / name for name in ("model", "runtime", "tasks")))
+    for folder in base.iterdir()
+    if folder.is_dir()
+)
 """A path that begins with none of these is an example's, or of somebody else's repository."""
 
 
@@ -87,8 +92,8 @@ def missing_in_docstrings(file: Path) -> list[str]:
 
 
 def test_a_path_in_a_docstring_that_is_not_there_is_caught(tmp_path: Path) -> None:
-    (file := tmp_path / "a.py").write_text('"""See engine/no_such_file.py."""\nOTHER = "engine/nor_this.py"\n')
-    assert missing_in_docstrings(file) == ["engine/no_such_file.py"]
+    (file := tmp_path / "a.py").write_text('"""See runtime/engine/no_such_file.py."""\nOTHER = "runtime/engine/nor_this.py"\n')
+    assert missing_in_docstrings(file) == ["runtime/engine/no_such_file.py"]
 
 
 def test_commands_exist() -> None:
@@ -101,12 +106,12 @@ def test_commands_exist() -> None:
     assert named - commands - planned == set()
 
 
-@pytest.mark.parametrize("text", ["see `engine/no_such_file.py`", "[x](docs/none.md) docs/none.md", "core/none.toml"])
+@pytest.mark.parametrize("text", ["see `runtime/engine/no_such_file.py`", "[x](docs/none.md) docs/none.md", "core/none.toml"])
 def test_a_path_that_is_not_there_is_caught(text: str) -> None:
     assert list(missing_paths(text, ROOT / "README.md"))
 
 
 def test_a_module_that_is_not_there_is_caught() -> None:
-    assert list(missing_modules("`windlass.engine.no_such.module.thing`")) and not list(
+    assert list(missing_modules("`windlass.runtime.engine.no_such.module.thing`")) and not list(
         missing_modules("windlass.core.model.MoE")
     )

@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any
 
-from windlass.machine.health.other_programs import OtherPrograms
+from windlass.runtime.machine.health.other_programs import OtherPrograms
 
 WINDLASS = [sys.executable, "-P", "-m", "windlass"]
 WITHIN = 0.2

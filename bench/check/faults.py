@@ -1,4 +1,4 @@
-"""Faults made for real on this machine, and what `windlass check` says of each: a table for docs/guides/check.md. Needs root.
+"""Faults made for real on this machine, and what `windlass check` says of each: a table for docs/reference/check.md. Needs root.
 
 python bench/check/faults.py [--healthy 50] [--full 5]: also that many quick and full checks of the machine as it is, and their alarms.
 """
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "check" / "real"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "tasks" / "check" / "real"))
 
 import injected
 

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from windlass.convert.convert import JOURNAL, REPORT, ConvertSettings, convert
 from windlass.core.scheme import scheme
+from windlass.tasks.convert.convert import JOURNAL, REPORT, ConvertSettings, convert
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,

@@ -85,7 +85,7 @@ def environment() -> dict[str, str]:
 def tokenizer(model: Path, folder: Path) -> Path:
     """As the harness reads it."""
     from windlass.open.resolve import model_files
-    from windlass.weights.text.files import model_text
+    from windlass.runtime.weights.text.files import model_text
 
     folder.mkdir(parents=True, exist_ok=True)
     model_text(model_files(str(model), False)).tokenizer.backend.save(str(folder / "tokenizer.json"))
@@ -127,9 +127,9 @@ def theirs(python: str, url: str, questions: Path, tokens: Path, out: Path) -> d
 
 def compare_choices(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out
-    from windlass.evaluate.run.items import prepare
-    from windlass.evaluate.run.settings import Wanted
-    from windlass.evaluate.tasks.catalog import builtin
+    from windlass.tasks.evaluate.run.items import prepare
+    from windlass.tasks.evaluate.run.settings import Wanted
+    from windlass.tasks.evaluate.tasks.catalog import builtin
 
     prepared = prepare(builtin()["mmlu_logprob"], Wanted(num_examples=arguments.questions), True)
     lines = [{"id": one.id, "prompt": one.prompt, "letter": one.answer.strip()} for one in prepared.questions]
@@ -193,8 +193,8 @@ def references(count: int) -> list[dict[str, Any]]:
     """GSM8K's own solutions, ended in the ways in which models end theirs; no model is needed."""
     import gzip
 
-    from windlass.evaluate.tasks.catalog import builtin
-    from windlass.evaluate.tasks.extract import extract
+    from windlass.tasks.evaluate.tasks.catalog import builtin
+    from windlass.tasks.evaluate.tasks.extract import extract
 
     task = builtin()["gsm8k"]
     packed = (Path(os.environ["WINDLASS_DATA"]) / "gsm8k" / "test.jsonl.gz").read_bytes()

@@ -1,4 +1,4 @@
-"""Hostile programs in the sandbox: what each was stopped by, as the table of docs/guides/evaluate.md.
+"""Hostile programs in the sandbox: what each was stopped by, as the table of docs/reference/evaluate.md.
 
 python bench/evaluate/hostile.py
 """
@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parents[1] / "tests" / "evaluate" / "sandbox")]
+sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parents[1] / "tests" / "tasks" / "evaluate" / "sandbox")]
 
 from hostile import PROGRAMS, TESTS  # noqa: E402
 
-from windlass.evaluate.sandbox.sandbox import Limits, Program, Sandbox  # noqa: E402
+from windlass.tasks.evaluate.sandbox.sandbox import Limits, Program, Sandbox  # noqa: E402
 
 
 async def main() -> int:

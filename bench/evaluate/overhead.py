@@ -25,9 +25,9 @@ sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE)]
 from against_lm_eval import Server, environment, windlass  # noqa: E402
 
 from windlass.core.request import GREEDY, Request  # noqa: E402
-from windlass.evaluate.run.items import prepare  # noqa: E402
-from windlass.evaluate.run.settings import Wanted  # noqa: E402
-from windlass.evaluate.tasks.catalog import builtin  # noqa: E402
+from windlass.tasks.evaluate.run.items import prepare  # noqa: E402
+from windlass.tasks.evaluate.run.settings import Wanted  # noqa: E402
+from windlass.tasks.evaluate.tasks.catalog import builtin  # noqa: E402
 from windlass.wire.client.http_client import HttpClient  # noqa: E402
 
 

@@ -1,7 +1,7 @@
 """Eight evaluations at once against one server, and three models one after another: failed requests, and memory over time.
 
 python bench/evaluate/together.py eight tiny-glm
-python bench/evaluate/together.py three tiny-glm SmolLM2-135M-Instruct.gguf src/windlass/bundled/tiny-glm
+python bench/evaluate/together.py three tiny-glm SmolLM2-135M-Instruct.gguf src/windlass/model/bundled/tiny-glm
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE)]
 
 from against_lm_eval import Server, environment, windlass  # noqa: E402
 
-from windlass.machine.memory import process_memory, process_tree  # noqa: E402
+from windlass.runtime.machine.memory import process_memory, process_tree  # noqa: E402
 
 MIB = 2**20
 

@@ -23,11 +23,11 @@ from windlass.core.request import GREEDY
 from windlass.core.tiers.device import DevicePlan
 from windlass.core.tiers.placement import predicted_seconds
 from windlass.core.tiers.values import Speeds
-from windlass.engine import tiers
-from windlass.engine.engine import Engine
-from windlass.engine.load import build, make_engine, with_limits
-from windlass.engine.protocol import Submit
-from windlass.offload.device.weights import DeviceTier
+from windlass.runtime.engine import tiers
+from windlass.runtime.engine.engine import Engine
+from windlass.runtime.engine.load import build, make_engine, with_limits
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.offload.device.weights import DeviceTier
 from windlass.units import parse_bytes
 
 GIB = 2**30

@@ -18,10 +18,10 @@ from engine_speed import shape_of
 
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
-from windlass.engine.engine import Engine
-from windlass.engine.load import build, make_engine
-from windlass.engine.protocol import Submit
-from windlass.nn.fused import decoder as fused
+from windlass.runtime.engine.engine import Engine
+from windlass.runtime.engine.load import build, make_engine
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.nn.fused import decoder as fused
 
 
 @dataclass
@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--loads", default="1:1024:128,8:1024:128,32:1024:256,64:1024:256,128:1024:256,256:512:128")
     parser.add_argument("--step-tokens", default="0", help="max_step_tokens to try; 0: the default")
-    parser.add_argument("--dependent", default="0", help="nn/fused/decoder.py's DEPENDENT_ROWS to try; 0: the default")
+    parser.add_argument("--dependent", default="0", help="runtime/nn/fused/decoder.py's DEPENDENT_ROWS to try; 0: the default")
     options = parser.parse_args()
     config, _ = shape_of(options.model, options.layers)
     begun = time.perf_counter()

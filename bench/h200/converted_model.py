@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 
 from windlass.core.model import ModelSpec
 from windlass.core.rule import ModelPart
-from windlass.families import rules
-from windlass.nn.decoder import Decoder
-from windlass.weights.load.checkpoint import CheckpointWeights
-from windlass.weights.source import open_model
+from windlass.model.families import rules
+from windlass.runtime.nn.decoder import Decoder
+from windlass.runtime.weights.load.checkpoint import CheckpointWeights
+from windlass.runtime.weights.source import open_model
 
 TOKENS, PAGES = 48, 3
 

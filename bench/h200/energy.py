@@ -13,10 +13,10 @@ from engine_speed import shape_of
 
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
-from windlass.engine.engine import Engine
-from windlass.engine.load import build, make_engine
-from windlass.engine.protocol import Submit
-from windlass.machine.energy import EnergyCounters
+from windlass.runtime.engine.engine import Engine
+from windlass.runtime.engine.load import build, make_engine
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.machine.energy import EnergyCounters
 
 
 def idle_watts(counters: EnergyCounters, seconds: float = 4.0) -> float:

@@ -22,18 +22,18 @@ from torch import Tensor
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.model import ModelSpec
 from windlass.core.scheme import scheme
-from windlass.families import describe, rules
-from windlass.families.registry import find, published_config
-from windlass.kernels.cuda import linear
-from windlass.kernels.cuda.layout import Tiles, dequantize
-from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
-from windlass.measure.bench import NoProgress, bench
-from windlass.measure.memory import MemoryLog
-from windlass.measure.setup import BenchSetup
-from windlass.nn.decoder import Decoder
-from windlass.nn.fused import decoder as fused
-from windlass.nn.fused import feed_forward as fused_ffn
-from windlass.weights.load.random import RandomWeights
+from windlass.model.families import describe, rules
+from windlass.model.families.registry import find, published_config
+from windlass.runtime.kernels.cuda import linear
+from windlass.runtime.kernels.cuda.layout import Tiles, dequantize
+from windlass.runtime.kernels.step import BLOCK_TOKENS, KvCache, Step
+from windlass.runtime.nn.decoder import Decoder
+from windlass.runtime.nn.fused import decoder as fused
+from windlass.runtime.nn.fused import feed_forward as fused_ffn
+from windlass.runtime.weights.load.random import RandomWeights
+from windlass.tasks.bench.bench import NoProgress, bench
+from windlass.tasks.bench.memory import MemoryLog
+from windlass.tasks.bench.setup import BenchSetup
 
 
 def shape_of(name: str, layers: int | None = None) -> tuple[dict[str, Any], ModelSpec]:
@@ -269,10 +269,10 @@ def main() -> int:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--product", type=int, help="kernels/cuda/linear.py's PRODUCT")
-    parser.add_argument("--no-pairs", action="store_true", help="without kernels/cuda/linear.py's PAIRS")
-    parser.add_argument("--dependent", type=int, help="nn/fused/decoder.py's DEPENDENT_ROWS")
-    parser.add_argument("--item", type=int, help="nn/fused/feed_forward.py's ITEM_ROWS")
+    parser.add_argument("--product", type=int, help="runtime/kernels/cuda/linear.py's PRODUCT")
+    parser.add_argument("--no-pairs", action="store_true", help="without runtime/kernels/cuda/linear.py's PAIRS")
+    parser.add_argument("--dependent", type=int, help="runtime/nn/fused/decoder.py's DEPENDENT_ROWS")
+    parser.add_argument("--item", type=int, help="runtime/nn/fused/feed_forward.py's ITEM_ROWS")
     options = parser.parse_args()
     batches = [int(b) for b in options.batch.split(",")]
     if options.product is not None:

@@ -16,12 +16,12 @@ from engine_speed import shape_of
 from torch import Tensor
 
 from windlass.core.launch import Launch, RandomInit
-from windlass.engine.load import build
-from windlass.kernels.cuda import driver, experts, linear, route
-from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
-from windlass.nn.fused.decoder import FusedDecoder
-from windlass.nn.fused.feed_forward import RoutedFeed
-from windlass.nn.fused.layer import FusedLayer
+from windlass.runtime.engine.load import build
+from windlass.runtime.kernels.cuda import driver, experts, linear, route
+from windlass.runtime.kernels.step import BLOCK_TOKENS, KvCache, Step
+from windlass.runtime.nn.fused.decoder import FusedDecoder
+from windlass.runtime.nn.fused.feed_forward import RoutedFeed
+from windlass.runtime.nn.fused.layer import FusedLayer
 
 Launched = Callable[[FusedLayer, KvCache], object]
 

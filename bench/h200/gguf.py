@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "kernels" / "triton"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runtime" / "kernels" / "triton"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
@@ -21,8 +21,8 @@ from gguf_memory import compare_all
 from triton_kernels import copies, said, seconds
 
 from windlass.core.ggml.forms import FORMS
-from windlass.kernels.packing.packed_rows import PackedRows
-from windlass.kernels.triton import ops
+from windlass.runtime.kernels.packing.packed_rows import PackedRows
+from windlass.runtime.kernels.triton import ops
 
 SHAPES = {"Llama-70B qkv": (10240, 8192), "Llama-70B down": (8192, 28672)}
 MINIMA = ("q2_k", "q4_k", "q5_k", "q5_1")

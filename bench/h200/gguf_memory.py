@@ -30,12 +30,12 @@ from converted_model import make_checkpoint
 from windlass.core.launch import Launch
 from windlass.core.plan import DeviceMemoryPlan
 from windlass.core.request import Sampling
-from windlass.engine.load import build, make_engine, make_info
-from windlass.engine.protocol import Submit
-from windlass.families import describe
-from windlass.machine.memory import process_memory
+from windlass.model.families import describe
 from windlass.open.plan import apply_plan, read_plan
-from windlass.weights.load.prefetch import trim_heap
+from windlass.runtime.engine.load import build, make_engine, make_info
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.machine.memory import process_memory
+from windlass.runtime.weights.load.prefetch import trim_heap
 
 ATTENTION = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64}
 COMMON = {"vocab_size": 32000, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0} | ATTENTION
@@ -50,7 +50,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 1024, 16
 CONTEXT, SEQUENCES = 4096, 8
 TOLERANCE = 0.01
 CPU_SLACK = 32 * 2**20
-"""The most that loading takes beside the weights (weights/load/checkpoint.py)."""
+"""The most that loading takes beside the weights (runtime/weights/load/checkpoint.py)."""
 
 
 class Use(NamedTuple):

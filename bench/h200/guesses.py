@@ -5,7 +5,7 @@ the same either way. First: bytes per second of the kernel that fetches ahead, b
 Run: PYTHONPATH=src:bench/h200 python bench/h200/guesses.py --model GLM-4.6 --batch 1,8
      PYTHONPATH=src:bench/h200 python bench/h200/guesses.py --model GLM-4.5-Air --gpu-memory 24GB --host-memory 64GB --batch 1,8
 Variants: --cpu-blocks 7 (of an expert, instead of what the measured speeds say), --ahead-blocks 24 (of the kernel that fetches ahead for one row).
-The last lines are rows of docs/guides/offload.md: speeds of the machine, tokens/s without and with guesses, predicted and measured steps.
+The last lines are rows of docs/reference/offload.md: speeds of the machine, tokens/s without and with guesses, predicted and measured steps.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from windlass.core.scheme import scheme
 from windlass.core.tiers import device, exchange
 from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.placement import predicted_seconds
-from windlass.engine.engine import Engine
-from windlass.engine.execute.graphs import CapturedGraph
-from windlass.engine.load import build, make_engine, with_limits
-from windlass.engine.protocol import Submit
-from windlass.families import rules
-from windlass.kernels.cuda import driver, tiered
-from windlass.kernels.cuda.tiered import FETCHED, STATE_WORDS
-from windlass.machine.bandwidth import second_level_bytes
-from windlass.machine.system import this_system
-from windlass.nn.fused.feed_forward import OffloadedFeed
-from windlass.offload.device.weights import DeviceTier
+from windlass.model.families import rules
+from windlass.runtime.engine.engine import Engine
+from windlass.runtime.engine.execute.graphs import CapturedGraph
+from windlass.runtime.engine.load import build, make_engine, with_limits
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.kernels.cuda import driver, tiered
+from windlass.runtime.kernels.cuda.tiered import FETCHED, STATE_WORDS
+from windlass.runtime.machine.bandwidth import second_level_bytes
+from windlass.runtime.machine.system import this_system
+from windlass.runtime.nn.fused.feed_forward import OffloadedFeed
+from windlass.runtime.offload.device.weights import DeviceTier
 from windlass.units import parse_bytes
 
 COUNTS, GUESSES = 6, 16

@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import Tensor
 
-from windlass.kernels.cuda import driver, experts, layout, linear, route
+from windlass.runtime.kernels.cuda import driver, experts, layout, linear, route
 
 HIDDEN, WIDTH, EXPERTS, ACTIVE, VOCABULARY = 4096, 1408, 128, 8, 151552
 """GLM-4.5-Air."""

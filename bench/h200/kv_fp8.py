@@ -18,15 +18,15 @@ from engine_speed import make_step, shape_of
 from torch import Tensor
 
 from windlass.core.scheme import kv_token_bytes, scheme
-from windlass.engine.load import KV_DTYPES
-from windlass.engine.memory import defaults_of, spare_bytes
-from windlass.families import rules
-from windlass.kernels.cuda import attention
-from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
-from windlass.measure.limits import device_read_speed
-from windlass.nn.decoder import Decoder
-from windlass.nn.fused.decoder import FusedDecoder
-from windlass.weights.load.random import RandomWeights
+from windlass.model.families import rules
+from windlass.runtime.engine.load import KV_DTYPES
+from windlass.runtime.engine.memory import defaults_of, spare_bytes
+from windlass.runtime.kernels.cuda import attention
+from windlass.runtime.kernels.step import BLOCK_TOKENS, KvCache, Step
+from windlass.runtime.nn.decoder import Decoder
+from windlass.runtime.nn.fused.decoder import FusedDecoder
+from windlass.runtime.weights.load.random import RandomWeights
+from windlass.tasks.bench.limits import device_read_speed
 
 PROMPT, AFTER = 2048, 32
 CASES = ((1, PROMPT), (1, 32768), (8, 32768), (1, 131072), (3, 131072), (6, 131072), (8, 131072))

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from engine_speed import shape_of
 
-from windlass.bundled.models import find_bundled
-from windlass.convert.outputs import ConvertedTensor, PackingChoices, converted_tensors
-from windlass.convert.quantization import quantization_config
 from windlass.core.scheme import scheme
-from windlass.families import rules
-from windlass.formats.safetensors.shards import FORMAT, OutTensor, header_bytes, plan_shards
+from windlass.model.bundled.models import find_bundled
+from windlass.model.families import rules
+from windlass.model.formats.safetensors.shards import FORMAT, OutTensor, header_bytes, plan_shards
+from windlass.tasks.convert.outputs import ConvertedTensor, PackingChoices, converted_tensors
+from windlass.tasks.convert.quantization import quantization_config
 
 WRITERS = 16
 POOL_BYTES = 2**28 + 4097

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from windlass.core import integer_units
 from windlass.core.scheme import scheme
-from windlass.families import rules
-from windlass.kernels.cuda import driver, int8, linear, route
-from windlass.kernels.cuda.layout import Tiles, dequantize
-from windlass.kernels.step import BLOCK_TOKENS, Step
-from windlass.nn.decoder import Decoder
-from windlass.nn.fused.decoder import FusedDecoder
-from windlass.nn.fused.feed_forward import RoutedFeed
-from windlass.weights.load.random import RandomWeights
+from windlass.model.families import rules
+from windlass.runtime.kernels.cuda import driver, int8, linear, route
+from windlass.runtime.kernels.cuda.layout import Tiles, dequantize
+from windlass.runtime.kernels.step import BLOCK_TOKENS, Step
+from windlass.runtime.nn.decoder import Decoder
+from windlass.runtime.nn.fused.decoder import FusedDecoder
+from windlass.runtime.nn.fused.feed_forward import RoutedFeed
+from windlass.runtime.weights.load.random import RandomWeights
 
 CACHED = 1150
 

@@ -24,19 +24,19 @@ from windlass.core.request import GREEDY
 from windlass.core.scheme import scheme
 from windlass.core.tiers.device import DeviceSplit
 from windlass.core.tiers.values import Speeds
-from windlass.engine.engine import Engine
-from windlass.engine.load import build, make_engine, with_limits
-from windlass.engine.protocol import Submit
-from windlass.families import rules
-from windlass.kernels.step import BLOCK_TOKENS
-from windlass.nn.decoder import Decoder
-from windlass.nn.fused.feed_forward import OffloadedFeed
-from windlass.offload.device import dense, weights
-from windlass.offload.device.dense import DenseTieredWeights
-from windlass.offload.device.disk import DiskPlace
-from windlass.offload.device.weights import DeviceTier, DeviceTieredWeights
+from windlass.model.families import rules
+from windlass.runtime.engine.engine import Engine
+from windlass.runtime.engine.load import build, make_engine, with_limits
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.kernels.step import BLOCK_TOKENS
+from windlass.runtime.nn.decoder import Decoder
+from windlass.runtime.nn.fused.feed_forward import OffloadedFeed
+from windlass.runtime.offload.device import dense, weights
+from windlass.runtime.offload.device.dense import DenseTieredWeights
+from windlass.runtime.offload.device.disk import DiskPlace
+from windlass.runtime.offload.device.weights import DeviceTier, DeviceTieredWeights
+from windlass.runtime.weights.load.random import RandomWeights
 from windlass.units import parse_bytes
-from windlass.weights.load.random import RandomWeights
 
 
 def check(name: str, layers: int, folder: str | None) -> None:

@@ -21,9 +21,9 @@ from windlass.cli.bench.ranks import InlineRanks
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.layout import Layout
 from windlass.core.request import GREEDY
-from windlass.engine.engine import Engine
-from windlass.engine.load import load_model
-from windlass.engine.protocol import Submit
+from windlass.runtime.engine.engine import Engine
+from windlass.runtime.engine.load import load_model
+from windlass.runtime.engine.protocol import Submit
 from windlass.units import GB
 
 BOUND = 0.05

@@ -36,13 +36,13 @@ from made_checkpoint import make_checkpoint
 
 from windlass.core.launch import Launch
 from windlass.core.request import GREEDY
-from windlass.engine.load import load_model
-from windlass.engine.protocol import Submit
-from windlass.engine.timeline import VARIABLE, Mark, parse
-from windlass.kernels.cuda.layout import Tiles
-from windlass.kernels.program import loader
-from windlass.measure.served.own_server import OwnServer
-from windlass.weights import CheckpointWeights, open_model
+from windlass.runtime.engine.load import load_model
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.engine.timeline import VARIABLE, Mark, parse
+from windlass.runtime.kernels.cuda.layout import Tiles
+from windlass.runtime.kernels.program import loader
+from windlass.runtime.weights import CheckpointWeights, open_model
+from windlass.tasks.bench.served.own_server import OwnServer
 
 CHECKED_LAYERS = 3
 SWEPT_LAYERS = range(1, 9)
@@ -95,7 +95,7 @@ def answer(url: str) -> str:
 def imports(folder: Path) -> list[str]:
     """Self times by package, and the slowest modules. Without what is loaded beside them, which `starts` has."""
     del folder
-    script = "import windlass.engine.loop, windlass.engine.load"
+    script = "import windlass.runtime.engine.loop, windlass.runtime.engine.load"
     text = subprocess.run([sys.executable, "-X", "importtime", "-c", script], check=True, capture_output=True, text=True).stderr
     rows = [
         line.removeprefix("import time:").split("|") for line in text.splitlines() if line.count("|") == 2 and "self" not in line

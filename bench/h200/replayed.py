@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from guesses import decode, opened, told, use_guesses
 
-from windlass.nn.fused.feed_forward import OffloadedFeed
+from windlass.runtime.nn.fused.feed_forward import OffloadedFeed
 
 TRACE = Path(__file__).parent / "tiny_glm_routing.txt"
 BLOCK, EACH, FORCED = 8, 2, 10.0

@@ -1,4 +1,4 @@
-"""Runs the GPU tests of tests/kernels/cuda where pytest may be missing. Run: PYTHONPATH=src python bench/h200/run_tests.py"""
+"""Runs the GPU tests of tests/runtime/kernels/cuda where pytest may be missing. Run: PYTHONPATH=src python bench/h200/run_tests.py"""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import types
 from pathlib import Path
 
 TESTS = Path(__file__).parents[2] / "tests"
-FILES = [*sorted((TESTS / "kernels" / "cuda").glob("test_*.py")), TESTS / "engine" / "sample" / "test_masks_on_device.py"]
+FILES = [
+    *sorted((TESTS / "runtime" / "kernels" / "cuda").glob("test_*.py")),
+    TESTS / "runtime" / "engine" / "sample" / "test_masks_on_device.py",
+]
 
 
 class _Anything:

@@ -26,14 +26,14 @@ from torch import Tensor
 
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
-from windlass.engine.engine import Engine
-from windlass.engine.load import build, make_engine
-from windlass.engine.protocol import Submit
-from windlass.engine.schedule.scheduler import Chunk
-from windlass.engine.schedule.sequence import Sequence
-from windlass.engine.speculate.speculation import Speculation
-from windlass.kernels.step import Step
-from windlass.nn.decoder import Decoder
+from windlass.runtime.engine.engine import Engine
+from windlass.runtime.engine.load import build, make_engine
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.engine.schedule.scheduler import Chunk
+from windlass.runtime.engine.schedule.sequence import Sequence
+from windlass.runtime.engine.speculate.speculation import Speculation
+from windlass.runtime.kernels.step import Step
+from windlass.runtime.nn.decoder import Decoder
 
 STRATA, DRAWN, APART = 20, 20 * 4096, 20 * 421
 

@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import save_file
 
 from windlass.cli.bench.ranks import InlineRanks
-from windlass.convert.convert import ConvertSettings, convert
 from windlass.core.launch import Launch
 from windlass.core.layout import Layout
 from windlass.core.request import GREEDY
 from windlass.core.rule import stored_tensors
 from windlass.core.scheme import scheme
-from windlass.engine.load import load_model
-from windlass.engine.protocol import Submit
-from windlass.families import describe, rules
+from windlass.model.families import describe, rules
+from windlass.runtime.engine.load import load_model
+from windlass.runtime.engine.protocol import Submit
+from windlass.tasks.convert.convert import ConvertSettings, convert
 
 DENSE: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 4096, "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128,

@@ -28,17 +28,17 @@ from torch import Tensor
 from windlass.core.count import count_parameters
 from windlass.core.model import Activation
 from windlass.core.recipe.recipe import Recipe, recipe_from
-from windlass.families import describe, rules
-from windlass.kernels.arguments import AttentionArgs, ExpertsArgs
-from windlass.kernels.ops import attention_training, experts_training
-from windlass.kernels.ops.attention import reference as attention_reference
-from windlass.kernels.ops.experts import reference as experts_reference
+from windlass.model.families import describe, rules
 from windlass.open.hardware import resolve_hardware
-from windlass.plan.training.plan import TrainingPlan, plan_training
-from windlass.train.build import build_trainer
-from windlass.train.loop.trainer import Trainer
-from windlass.train.model.flops import flops_per_token, utilization
-from windlass.train.model.packing import packed_step
+from windlass.runtime.kernels.arguments import AttentionArgs, ExpertsArgs
+from windlass.runtime.kernels.ops import attention_training, experts_training
+from windlass.runtime.kernels.ops.attention import reference as attention_reference
+from windlass.runtime.kernels.ops.experts import reference as experts_reference
+from windlass.tasks.plan.training.plan import TrainingPlan, plan_training
+from windlass.tasks.train.build import build_trainer
+from windlass.tasks.train.loop.trainer import Trainer
+from windlass.tasks.train.model.flops import flops_per_token, utilization
+from windlass.tasks.train.model.packing import packed_step
 
 GIB = 2**30
 

@@ -1,9 +1,9 @@
-"""The general GPU kernels (kernels/triton) on a real GPU: right, free of waiting, captured in graphs, and how fast.
+"""The general GPU kernels (runtime/kernels/triton) on a real GPU: right, free of waiting, captured in graphs, and how fast.
 
 Run: PYTHONPATH=src python bench/h200/triton_kernels.py [right|models|fast ...] (all by default; needs torch, triton, numpy and msgspec)
 With PART=0/4 in the environment `right` does every fourth case.
 
-right   every case of tests/kernels/triton/triton_cases, the large ones too, kernel against reference
+right   every case of tests/runtime/kernels/triton/triton_cases, the large ones too, kernel against reference
 models  whole steps of tiny models: fp32 against the CPU's references; bf16 captured in a graph, replayed and run at once, bit for bit;
         and no operation may wait for the device
 fast    microseconds and GB/s (or TFLOP/s) at the shapes of SmolLM2, Qwen3-30B-A3B and Llama-70B
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 os.environ["WINDLASS_NO_NATIVE"] = "1"  # what runs on the CPU is the reference
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "kernels" / "triton"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runtime" / "kernels" / "triton"))
 
 import torch
 from torch import Tensor
@@ -27,10 +27,10 @@ from triton_cases import CASES, LARGE, models
 from triton_cases.attention import make_step
 
 from windlass.core.model import Activation
-from windlass.kernels.arguments import AttentionArgs, ExpertsArgs
-from windlass.kernels.packing.packed_rows import PackedRows
-from windlass.kernels.step import attention_cache
-from windlass.kernels.triton import ops
+from windlass.runtime.kernels.arguments import AttentionArgs, ExpertsArgs
+from windlass.runtime.kernels.packing.packed_rows import PackedRows
+from windlass.runtime.kernels.step import attention_cache
+from windlass.runtime.kernels.triton import ops
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "falcon-rw", "gpt2")
 DISTINCT_BYTES = 400e6

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Activation
-from windlass.kernels.arguments import AttentionArgs, QkvArgs
-from windlass.kernels.cpu import activate as native_activate
-from windlass.kernels.cpu import attention as native_attention
-from windlass.kernels.cpu import norm as native_norm
-from windlass.kernels.cpu import qkv as native_qkv
-from windlass.kernels.program import program
-from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step, attention_cache
+from windlass.runtime.kernels.arguments import AttentionArgs, QkvArgs
+from windlass.runtime.kernels.cpu import activate as native_activate
+from windlass.runtime.kernels.cpu import attention as native_attention
+from windlass.runtime.kernels.cpu import norm as native_norm
+from windlass.runtime.kernels.cpu import qkv as native_qkv
+from windlass.runtime.kernels.program import program
+from windlass.runtime.kernels.step import BLOCK_TOKENS, KvCache, Step, attention_cache
 
 MEMORY_BYTES = 256 * 2**20
 """Caches together: far beyond a last-level cache."""

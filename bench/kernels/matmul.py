@@ -55,7 +55,7 @@ def measured(rows: int, kind: str, rounds: int) -> list[Row]:
 
 
 def matrix(kind: str, num_out: int, num_in: int, experts: int = 0) -> object:
-    from windlass.kernels.packing.panels import Panels
+    from windlass.runtime.kernels.packing.panels import Panels
 
     if kind in ("bfloat16", "float32"):
         shape = (experts, num_out, num_in) if experts else (num_out, num_in)
@@ -69,7 +69,7 @@ def num_bytes(weight: object) -> int:
 
 
 def linear_row(num_in: int, num_out: int, rows: int, kind: str, rounds: int) -> Row:
-    from windlass.kernels.cpu import linear as native_linear
+    from windlass.runtime.kernels.cpu import linear as native_linear
 
     first = matrix(kind, num_out, num_in)
     count = max(1, MEMORY_BYTES // num_bytes(first)) if rows <= 16 else max(1, 16 * 2**20 // num_bytes(first))
@@ -82,8 +82,8 @@ def linear_row(num_in: int, num_out: int, rows: int, kind: str, rounds: int) -> 
 
 def experts_row(rows: int, kind: str, rounds: int) -> Row:
     from windlass.core.model import Activation
-    from windlass.kernels.arguments import ExpertsArgs
-    from windlass.kernels.cpu import experts as native_experts
+    from windlass.runtime.kernels.arguments import ExpertsArgs
+    from windlass.runtime.kernels.cpu import experts as native_experts
 
     experts, active, hidden, width = MOE
     gate_up, down = matrix(kind, 2 * width, hidden, experts), matrix(kind, hidden, width, experts)
@@ -107,7 +107,7 @@ def experts_row(rows: int, kind: str, rounds: int) -> Row:
 
 
 def recorded(rows: int, work: Callable[[], object]) -> Callable[[], None]:
-    from windlass.kernels.program import program
+    from windlass.runtime.kernels.program import program
 
     counter = torch.tensor([rows], dtype=torch.int32)
     with program.record(counter) as made:
@@ -118,8 +118,8 @@ def recorded(rows: int, work: Callable[[], object]) -> Callable[[], None]:
 def timed(
     kind: str, case: str, rows: int, work: Callable[[], None], read_bytes: int, operations: float, count: int, rounds: int
 ) -> Row:
-    from windlass.kernels.cpu import limits as native_limits
-    from windlass.kernels.packing.large_pages import memory as allocate
+    from windlass.runtime.kernels.cpu import limits as native_limits
+    from windlass.runtime.kernels.packing.large_pages import memory as allocate
 
     memory = allocate(max(read_bytes, MEMORY_BYTES)).fill_(1)
     seconds, shares, peaks = [], [], []

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from windlass.kernels import build
-from windlass.kernels.packing import quantize, repack
+from windlass.runtime.kernels import build
+from windlass.runtime.kernels.packing import quantize, repack
 
 INPUTS = 8192
 TORCH_ROWS = 256

@@ -1,6 +1,6 @@
 """What the kernels of a training step reach on this GPU: products at training shapes, traffic-bound passes, attention, whole layers.
 
-The planner's cost model (plan/training/time/layer.py) takes its derating factors from this script's output, which is kept in
+The planner's cost model (tasks/plan/training/time/layer.py) takes its derating factors from this script's output, which is kept in
 docs/reference/plan.md with the device and the date. Needs torch and a CUDA device. Run: python bench/kernels/training_kernels.py
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ["WINDLASS_NO_NATIVE"] = "1"
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "kernels" / "triton"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runtime" / "kernels" / "triton"))
 
 import torch
 import triton

@@ -13,21 +13,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "check"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "tasks" / "check"))
 
 import healthy
 import msgspec
 from rich.console import Console
 
-from windlass.check.machine.facts import judge_machine
-from windlass.check.machine.host import judge_alike
-from windlass.check.needs import Needs
-from windlass.check.network.judge import Measured, Reached, judge_bandwidth, judge_fabric, judge_reach, judge_work
-from windlass.check.report import Report
 from windlass.cli.check.table import table
-from windlass.launch.hostfile import parse_hostfile
-from windlass.launch.job import Job, Settings
-from windlass.launch.render.choose import render_job
+from windlass.tasks.check.machine.facts import judge_machine
+from windlass.tasks.check.machine.host import judge_alike
+from windlass.tasks.check.needs import Needs
+from windlass.tasks.check.network.judge import Measured, Reached, judge_bandwidth, judge_fabric, judge_reach, judge_work
+from windlass.tasks.check.report import Report
+from windlass.tasks.launch.hostfile import parse_hostfile
+from windlass.tasks.launch.job import Job, Settings
+from windlass.tasks.launch.render.choose import render_job
 
 
 def timed(name: str, call: Callable[[], Any]) -> Any:

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "observe"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "tasks" / "observe"))
 
 from rig import MISSING, Rig, has_stack, rig
 
-from windlass.observe.rules.all_rules import all_groups
+from windlass.tasks.observe.rules.all_rules import all_groups
 
 MOST_SECONDS = 1500.0
 

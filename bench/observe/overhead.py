@@ -19,13 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from windlass.core.request import Delta, Timings, Usage
-from windlass.observe.node.exporter import NodeExporter
-from windlass.observe.node.nvidia import NvidiaGpus
-from windlass.observe.node.simulated import SimulatedNvml
-from windlass.observe.scrape import Source
-from windlass.observe.watch import Watch
-from windlass.serve.monitor.energy import RequestEnergy
-from windlass.serve.monitor.metrics import Metrics, SequenceTimer
+from windlass.tasks.observe.node.exporter import NodeExporter
+from windlass.tasks.observe.node.nvidia import NvidiaGpus
+from windlass.tasks.observe.node.simulated import SimulatedNvml
+from windlass.tasks.observe.scrape import Source
+from windlass.tasks.observe.watch import Watch
+from windlass.tasks.serve.monitor.energy import RequestEnergy
+from windlass.tasks.serve.monitor.metrics import Metrics, SequenceTimer
 
 TOKENS, AT_ONCE, REQUESTS = 200, 8, 64
 

@@ -57,7 +57,7 @@ def fio_speeds(file: Path, seconds: float) -> dict[str, float]:
 
 
 def own_speed(file: Path, seconds: float) -> float:
-    from windlass.offload.tiers.reader import DirectReader, sequential_speed
+    from windlass.runtime.offload.tiers.reader import DirectReader, sequential_speed
 
     reader = DirectReader(os.open(file, os.O_RDONLY | os.O_DIRECT), str(file))
     try:
@@ -75,10 +75,10 @@ def decode(
     launch: Launch, prompt: list[int], steps: int, batch: int, rounds: int, temperature: float, guesses: bool, pipe: Any
 ) -> None:
     """In a process of its own, whose memory is that of the model alone. Decodes `steps` steps whenever it is told to."""
-    from windlass.engine.load import load_model
-    from windlass.engine.protocol import Submit
-    from windlass.machine.memory import process_memory
-    from windlass.offload.experts.experts import DiskExperts
+    from windlass.runtime.engine.load import load_model
+    from windlass.runtime.engine.protocol import Submit
+    from windlass.runtime.machine.memory import process_memory
+    from windlass.runtime.offload.experts.experts import DiskExperts
 
     if not guesses:
         DiskExperts.foresee = lambda *_: None

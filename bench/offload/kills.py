@@ -30,7 +30,7 @@ from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY, Request
 from windlass.core.tiers.values import TierPlacement
 from windlass.core.layout import Layout
-from windlass.engine.client.client import open_client
+from windlass.runtime.engine.client.client import open_client
 from windlass.core.client import SyncClient
 tp = int(sys.argv[3])
 tiers = TierPlacement(disk_units=tuple(f"layers.{n}.mixer.q+k+v" for n in range(0, 8, 2)), ring_bytes=2**22, num_experts=256 // tp,
@@ -41,7 +41,7 @@ launch = Launch(model="kills", device="cpu", random_weights=RandomInit(config=js
 def opened():
     if tp == 1:
         return open_client(launch, needs_text=False)
-    from windlass.fleet.root.client import FleetClient
+    from windlass.runtime.fleet.root.client import FleetClient
     from windlass.open.fleet import open_fleet
     return FleetClient(open_fleet(launch, lambda _: None, lambda _: None))
 

@@ -2,7 +2,7 @@
 
     python bench/offload/policies.py [--tokens 400]
 
-Policies differ in the half-life of an expert's uses (offload/experts/cache.py): near zero it is least recently used, infinite it is least
+Policies differ in the half-life of an expert's uses (runtime/offload/experts/cache.py): near zero it is least recently used, infinite it is least
 frequently used. `fixed` keeps the experts that were used most in the first half of the trace and never changes them; `best` knows the
 future (Belady), which bounds every policy. One sequence decodes; a step needs the experts of its token, layer after layer. The first
 quarter of a trace fills the cache and is not counted. The last rows: some experts of each layer have a fixed home in memory and the rest of it is a
@@ -17,7 +17,7 @@ from math import inf
 
 import numpy as np
 
-from windlass.offload.experts.cache import ExpertCache
+from windlass.runtime.offload.experts.cache import ExpertCache
 
 Trace = list[list[np.ndarray]]
 """Steps; in each, the experts of every layer."""
@@ -37,14 +37,14 @@ def recorded(tokens: int) -> tuple[Trace, int]:
     """Routing of the bundled model while it answers its own tasks, and its number of experts."""
     import torch
 
-    from windlass.bundled.models import find_bundled
-    from windlass.bundled.tasks import held_out
     from windlass.core.launch import Launch
     from windlass.core.request import GREEDY
-    from windlass.engine.load import build, make_engine
-    from windlass.engine.protocol import Submit
-    from windlass.nn.moe import MixtureOfExperts
-    from windlass.weights.text.files import model_text
+    from windlass.model.bundled.models import find_bundled
+    from windlass.model.bundled.tasks import held_out
+    from windlass.runtime.engine.load import build, make_engine
+    from windlass.runtime.engine.protocol import Submit
+    from windlass.runtime.nn.moe import MixtureOfExperts
+    from windlass.runtime.weights.text.files import model_text
 
     folder = find_bundled("tiny-glm")
     assert folder is not None

@@ -15,8 +15,8 @@ from windlass.cli.bench.ranks import InlineRanks
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.layout import Layout
 from windlass.core.request import GREEDY
-from windlass.engine.load import load_model
-from windlass.engine.protocol import Submit
+from windlass.runtime.engine.load import load_model
+from windlass.runtime.engine.protocol import Submit
 from windlass.units import MIB, format_bytes
 
 COMMON = {
@@ -56,7 +56,7 @@ def children() -> list[int]:
                 words = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(stat[1]) == os.getpid() and b"windlass.engine.ranks.follower" in words:
+            if int(stat[1]) == os.getpid() and b"windlass.runtime.engine.ranks.follower" in words:
                 found.append(int(entry.name))
     return found
 

@@ -2,7 +2,7 @@
 
 A line is a token that tiny-glm (16 experts, 4 active) decodes while it answers its own held-out tasks, greedily. A word is a layer with experts: the
 four that it chose as hexadecimal digits, the most likely first, then the four that its router chooses with what enters the experts of the layer
-before, under its own norm (nn/fused/feed_forward.py); the first layer's are dots.
+before, under its own norm (runtime/nn/fused/feed_forward.py); the first layer's are dots.
 Run: PYTHONPATH=src python bench/offload/record_routing.py > bench/h200/tiny_glm_routing.txt
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 
 from torch import Tensor
 
-from windlass.bundled.models import find_bundled
-from windlass.bundled.tasks import held_out
 from windlass.core.launch import Launch
 from windlass.core.request import GREEDY
-from windlass.engine.load import build, make_engine
-from windlass.engine.protocol import Submit
-from windlass.kernels.ops.route import route
-from windlass.nn.moe import MixtureOfExperts
-from windlass.weights.text.files import model_text
+from windlass.model.bundled.models import find_bundled
+from windlass.model.bundled.tasks import held_out
+from windlass.runtime.engine.load import build, make_engine
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.kernels.ops.route import route
+from windlass.runtime.nn.moe import MixtureOfExperts
+from windlass.runtime.weights.text.files import model_text
 
 TOKENS = 480
 

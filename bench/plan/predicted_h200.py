@@ -11,10 +11,10 @@ from typing import Any
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.model import ModelSpec
 from windlass.core.plan import Speed
-from windlass.families import describe, rules
-from windlass.families.registry import find, published_config
-from windlass.plan.inference.search.best import search
-from windlass.plan.inference.search.request import PlanRequest
+from windlass.model.families import describe, rules
+from windlass.model.families.registry import find, published_config
+from windlass.tasks.plan.inference.search.best import search
+from windlass.tasks.plan.inference.search.request import PlanRequest
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "measured_h200.toml"
 

@@ -23,11 +23,11 @@ from windlass.core.plan import Plan, Speed
 from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.errors import Error, UnknownName
-from windlass.families import describe
-from windlass.families import rules as rules_of
+from windlass.model.families import describe
+from windlass.model.families import rules as rules_of
 from windlass.open.resolve import describe_model
-from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search.request import PlanRequest
+from windlass.tasks.plan.inference.assemble import make_plan
+from windlass.tasks.plan.inference.search.request import PlanRequest
 
 DATA = tuple(Path(__file__).parent / "published" / name for name in ("inference.toml", "further.toml"))
 

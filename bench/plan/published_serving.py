@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from windlass.core.hardware.parse import parse_hardware
-from windlass.families import rules
-from windlass.families.registry import find, spec_of
-from windlass.plan.inference.candidates import Candidate
-from windlass.plan.inference.search.best import search
-from windlass.plan.inference.search.request import PlanRequest
+from windlass.model.families import rules
+from windlass.model.families.registry import find, spec_of
+from windlass.tasks.plan.inference.candidates import Candidate
+from windlass.tasks.plan.inference.search.best import search
+from windlass.tasks.plan.inference.search.request import PlanRequest
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "published_serving.toml"
 

@@ -26,16 +26,16 @@ from windlass.core.layout import training_groups  # noqa: E402
 from windlass.core.model import Frozen, ModelSpec  # noqa: E402
 from windlass.core.recipe.sections import OverlapSection  # noqa: E402
 from windlass.core.rule import Rule  # noqa: E402
-from windlass.families import describe, rules  # noqa: E402
-from windlass.plan.training.job import TrainingJob  # noqa: E402
-from windlass.plan.training.memory.footprint import DeviceBytes, device_bytes  # noqa: E402
-from windlass.plan.training.time.candidates import predict_step  # noqa: E402
-from windlass.plan.training.time.rates import flops_per_token  # noqa: E402
-from windlass.plan.training.time.step import TrainingStepTime  # noqa: E402
+from windlass.model.families import describe, rules  # noqa: E402
+from windlass.tasks.plan.training.job import TrainingJob  # noqa: E402
+from windlass.tasks.plan.training.memory.footprint import DeviceBytes, device_bytes  # noqa: E402
+from windlass.tasks.plan.training.time.candidates import predict_step  # noqa: E402
+from windlass.tasks.plan.training.time.rates import flops_per_token  # noqa: E402
+from windlass.tasks.plan.training.time.step import TrainingStepTime  # noqa: E402
 from windlass.units import GIB  # noqa: E402
 
 PUBLISHED = ROOT / "tests" / "data" / "published.toml"
-CONFIGS = ROOT / "src" / "windlass" / "families" / "configs"
+CONFIGS = ROOT / "src" / "windlass" / "model" / "families" / "configs"
 
 
 class Run(Frozen):

@@ -1,4 +1,4 @@
-"""Sixty questions as users ask them, answered by the planner, as Markdown. Run: python bench/plan/questions.py > docs/guides/plan-questions.md
+"""Sixty questions as users ask them, answered by the planner, as Markdown. Run: python bench/plan/questions.py > docs/reference/plan-questions.md
 
 Every answer is what `windlass plan` says when the script is run; nothing is written by hand but the questions.
 """

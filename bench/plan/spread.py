@@ -1,4 +1,4 @@
-"""The intervals of predictions of inference, from residuals: what src/windlass/plan/speed/spread.toml holds, and whether it is true.
+"""The intervals of predictions of inference, from residuals: what src/windlass/tasks/plan/speed/spread.toml holds, and whether it is true.
 
     python bench/plan/spread.py            # by kind: width, rows, sources, and the share of rows that intervals from all other sources hold
     python bench/plan/spread.py --write    # writes spread.toml
@@ -26,8 +26,8 @@ BEYOND = 1.3
 """On the largest distance, where rows are too few for the rank."""
 IN_VIEW = 1.15
 LEAST = 0.14
-"""ln of 1.15: the same run on two machines of a kind differed by 7 to 26 % here (docs/guides/offload.md), by 10 % in prompts (benchmarks.md)."""
-TARGET = Path(__file__).parents[2] / "src" / "windlass" / "plan" / "speed" / "spread.toml"
+"""ln of 1.15: the same run on two machines of a kind differed by 7 to 26 % here (docs/reference/offload.md), by 10 % in prompts (benchmarks.md)."""
+TARGET = Path(__file__).parents[2] / "src" / "windlass" / "tasks" / "plan" / "speed" / "spread.toml"
 HEAD = """# Published over predicted, by kind of run: written by bench/plan/spread.py from the residuals of bench/plan/published.py and
 # bench/plan/predicted_h200.py. docs/reference/predictions.md has the table.
 """
@@ -56,7 +56,7 @@ def _bench(name: str) -> ModuleType:
 
 
 def kind_of_row(row: dict[str, Any]) -> str:
-    """As plan/speed/interval.py names it."""
+    """As tasks/plan/speed/interval.py names it."""
     own = row["engine"] == "windlass" and "H200" in row["on"] and "RAM" not in row["kind"]
     if row["metric"] in ("sustained", "total") and row.get("concurrency", 2) > 1:
         return "burst" if row.get("spread") else "serving"

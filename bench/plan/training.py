@@ -28,15 +28,15 @@ from windlass.core.layout import training_groups  # noqa: E402
 from windlass.core.model import Frozen, ModelSpec  # noqa: E402
 from windlass.core.recipe.sections import LoraSection, OverlapSection  # noqa: E402
 from windlass.core.rule import Rule  # noqa: E402
-from windlass.families import describe, rules  # noqa: E402
-from windlass.plan.training.intervals import intervals_of  # noqa: E402
-from windlass.plan.training.job import TrainingJob  # noqa: E402
-from windlass.plan.training.memory.footprint import CONTEXT_BYTES, device_bytes  # noqa: E402
-from windlass.plan.training.time.candidates import predict_step  # noqa: E402
+from windlass.model.families import describe, rules  # noqa: E402
+from windlass.tasks.plan.training.intervals import intervals_of  # noqa: E402
+from windlass.tasks.plan.training.job import TrainingJob  # noqa: E402
+from windlass.tasks.plan.training.memory.footprint import CONTEXT_BYTES, device_bytes  # noqa: E402
+from windlass.tasks.plan.training.time.candidates import predict_step  # noqa: E402
 from windlass.units import GIB  # noqa: E402
 
 ROWS = ROOT / "tests" / "data" / "training_rows.toml"
-CONFIGS = ROOT / "src" / "windlass" / "families" / "configs"
+CONFIGS = ROOT / "src" / "windlass" / "model" / "families" / "configs"
 DEGREES = ("tp", "cp", "pp", "ep")
 NOT_FITTED = ("bloom", "mtnlg")
 PLAIN = (

@@ -50,7 +50,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _tokens(model: str, text: str, count: int) -> list[int]:
-    from windlass.weights.text.files import model_text
+    from windlass.runtime.weights.text.files import model_text
 
     return list(model_text(Path(model)).tokenizer.encode(text))[:count]
 

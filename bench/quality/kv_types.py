@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from windlass.core.launch import Launch
-from windlass.engine.load import build
-from windlass.kernels import fp8_cache
-from windlass.kernels.arguments import AttentionArgs
-from windlass.kernels.ops.attention import reference
-from windlass.kernels.step import Step
-from windlass.nn.decoder import Decoder
-from windlass.nn.mixers import attention as mixer
-from windlass.weights.text.files import model_text
+from windlass.runtime.engine.load import build
+from windlass.runtime.kernels import fp8_cache
+from windlass.runtime.kernels.arguments import AttentionArgs
+from windlass.runtime.kernels.ops.attention import reference
+from windlass.runtime.kernels.step import Step
+from windlass.runtime.nn.decoder import Decoder
+from windlass.runtime.nn.mixers import attention as mixer
+from windlass.runtime.weights.text.files import model_text
 
 WINDOW = 512
 Rounded = Callable[[Tensor], Tensor]

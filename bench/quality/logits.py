@@ -15,8 +15,8 @@ WINDOW = 512
 
 def main() -> None:
     from windlass.core.launch import Launch
-    from windlass.engine.load import load_model
-    from windlass.engine.protocol import Submit
+    from windlass.runtime.engine.load import load_model
+    from windlass.runtime.engine.protocol import Submit
 
     model, out, exact, kv = sys.argv[1:5]
     tokens = [int(word) for word in sys.stdin.read().split()]

@@ -1,4 +1,4 @@
-"""What rounding the activations of prompts to 8 bits costs a real model, as the kernels for Hopper GPUs do it (kernels/cuda/int8.py): in
+"""What rounding the activations of prompts to 8 bits costs a real model, as the kernels for Hopper GPUs do it (runtime/kernels/cuda/int8.py): in
 blocks of 128 inputs with a step each. On a CPU, in fp32 but for the inputs of the layers' products. Weights as they are stored.
 
     WINDLASS_NO_NATIVE=1 python bench/quality/prompt_rounding.py MODEL TEXT [--tokens 2000]
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.kernels.step import Step
-from windlass.nn.decoder import Decoder
-from windlass.nn.linear import Linear
-from windlass.weights.load.checkpoint import CheckpointWeights
-from windlass.weights.source import open_model
-from windlass.weights.text.files import model_text
+from windlass.runtime.kernels.step import Step
+from windlass.runtime.nn.decoder import Decoder
+from windlass.runtime.nn.linear import Linear
+from windlass.runtime.weights.load.checkpoint import CheckpointWeights
+from windlass.runtime.weights.source import open_model
+from windlass.runtime.weights.text.files import model_text
 
 WINDOW = 512
 

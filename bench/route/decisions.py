@@ -17,14 +17,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from windlass.machine.memory import process_memory
-from windlass.route.decide.policy import Candidate, Policy, Situation, decide
-from windlass.route.decide.predict import PromptPredictor
-from windlass.route.decide.router_file import decode_router, encode_router
-from windlass.route.fit.fit import FitOptions, fit
-from windlass.route.report.report import report_of
-from windlass.route.tables.answers import Answer, read_paths
-from windlass.route.tables.table import Table, make_table
+from windlass.runtime.machine.memory import process_memory
+from windlass.tasks.route.decide.policy import Candidate, Policy, Situation, decide
+from windlass.tasks.route.decide.predict import PromptPredictor
+from windlass.tasks.route.decide.router_file import decode_router, encode_router
+from windlass.tasks.route.fit.fit import FitOptions, fit
+from windlass.tasks.route.report.report import report_of
+from windlass.tasks.route.tables.answers import Answer, read_paths
+from windlass.tasks.route.tables.table import Table, make_table
 
 NUM_DECISIONS = 5000
 

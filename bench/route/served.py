@@ -1,6 +1,6 @@
 """A served router while its models are killed, slowed and rate limited: 1,000 requests by OpenAI's Python client.
 
-Two scripted models behind `windlass.serve` in processes of their own, `windlass serve --route` before them. `small` is right at sums,
+Two scripted models behind `windlass.tasks.serve` in processes of their own, `windlass serve --route` before them. `small` is right at sums,
 `large` at sums and names; whether an answer is right is in its text. `python bench/route/served.py [NUM_REQUESTS]`.
 """
 
@@ -32,10 +32,10 @@ def model_main(name: str, port: int, control: str) -> None:
     """`control`: a file that says `slow`, `busy` or nothing."""
     from windlass.core.client import Busy
     from windlass.core.request import Delta, Info, Request, Usage
-    from windlass.route.features.text import text_of
-    from windlass.serve.app import make_app
-    from windlass.serve.server import bind, serve
-    from windlass.serve.settings import ServerSettings
+    from windlass.tasks.route.features.text import text_of
+    from windlass.tasks.serve.app import make_app
+    from windlass.tasks.serve.server import bind, serve
+    from windlass.tasks.serve.settings import ServerSettings
 
     class Scripted:
         async def generate(self, request: Request):  # type: ignore[no-untyped-def]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import httpx
 
-from windlass.route.decide.swaps import Waiting, simulate
+from windlass.tasks.route.decide.swaps import Waiting, simulate
 
 HERE = Path(__file__).resolve().parent
 NUM_REQUESTS = 500
@@ -64,9 +64,9 @@ class Answered(NamedTuple):
 
 def prompts(count: int, seed: int = 0) -> list[str]:
     """Six of ten are sums, for tiny-glm; four are questions of fact, for the other model."""
-    from windlass.evaluate.run.items import prepare
-    from windlass.evaluate.run.settings import Wanted
-    from windlass.evaluate.tasks.catalog import builtin
+    from windlass.tasks.evaluate.run.items import prepare
+    from windlass.tasks.evaluate.run.settings import Wanted
+    from windlass.tasks.evaluate.tasks.catalog import builtin
 
     random = Random(seed)
     sums = [

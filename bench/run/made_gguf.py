@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy
 
-from windlass.convert.gguf.recipe import block_type
+from windlass.tasks.convert.gguf.recipe import block_type
 
 BLOCK = numpy.dtype([("scale", "<f2"), ("codes", "u1", 16)])
 

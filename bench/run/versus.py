@@ -39,14 +39,14 @@ class Ours:
 
     def __init__(self, path: Path) -> None:
         from windlass.core.launch import Launch
-        from windlass.engine.load import load_model
+        from windlass.runtime.engine.load import load_model
 
         self.engine, _ = load_model(Launch(model=str(path), device="cpu", context_tokens=1024, max_sequences=8))
         self._ids = itertools.count(1)
 
     def submit(self, new_tokens: int) -> None:
         from windlass.core.request import GREEDY
-        from windlass.engine.protocol import Submit
+        from windlass.runtime.engine.protocol import Submit
 
         number = next(self._ids)
         # No two prompts begin alike, lest one be found in the cache.

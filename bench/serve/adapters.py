@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
-from windlass.engine.adapters import AdapterChanges
-from windlass.engine.load import load_model
-from windlass.engine.protocol import AddAdapter, Submit
-from windlass.families import rules
-from windlass.weights.adapters import published_matrices
+from windlass.model.families import rules
+from windlass.runtime.engine.adapters import AdapterChanges
+from windlass.runtime.engine.load import load_model
+from windlass.runtime.engine.protocol import AddAdapter, Submit
+from windlass.runtime.weights.adapters import published_matrices
 
 CONFIG: dict[str, Any] = {
     "model_type": "glm4_moe", "vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2048, "moe_intermediate_size": 512,

@@ -13,9 +13,9 @@ import json
 import multiprocessing
 from typing import Any
 
-from windlass.measure.served.client.target import Target
-from windlass.measure.served.load import Load
-from windlass.measure.served.summary import Limits, LoadResult, summarize
+from windlass.tasks.bench.served.client.target import Target
+from windlass.tasks.bench.served.load import Load
+from windlass.tasks.bench.served.summary import Limits, LoadResult, summarize
 from windlass.units import format_seconds
 
 PROMPT_TOKENS = 512

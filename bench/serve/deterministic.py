@@ -24,17 +24,17 @@ from typing import Any
 
 import msgspec
 
-from windlass.bundled.tasks import MAKERS, held_out
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.launch import Launch
 from windlass.core.request import GREEDY, Sampling
-from windlass.engine.engine import Engine
-from windlass.engine.load import build, load_model, make_engine
-from windlass.engine.memory import block_bytes
-from windlass.engine.protocol import Submit
-from windlass.kernels.program import program
+from windlass.model.bundled.tasks import MAKERS, held_out
 from windlass.open.resolve import runnable_files
-from windlass.weights.text.files import model_text
+from windlass.runtime.engine.engine import Engine
+from windlass.runtime.engine.load import build, load_model, make_engine
+from windlass.runtime.engine.memory import block_bytes
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.kernels.program import program
+from windlass.runtime.weights.text.files import model_text
 
 AT_ONCE = 61
 DETERMINISTIC = {"deterministic": True}

@@ -10,9 +10,9 @@ import random
 
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import Sampling
-from windlass.engine.load import load_model
-from windlass.engine.protocol import Submit
-from windlass.machine.memory import process_memory
+from windlass.runtime.engine.load import load_model
+from windlass.runtime.engine.protocol import Submit
+from windlass.runtime.machine.memory import process_memory
 
 SMALL = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,

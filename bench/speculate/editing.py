@@ -19,13 +19,13 @@ sys.path.insert(0, str(HERE.parents[1] / "src"))
 
 from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.request import GREEDY  # noqa: E402
-from windlass.engine.client.text_processor import TextProcessor  # noqa: E402
-from windlass.engine.engine import Engine  # noqa: E402
-from windlass.engine.load import load_model  # noqa: E402
-from windlass.engine.protocol import Submit  # noqa: E402
 from windlass.open.drafts import with_draft_model  # noqa: E402
 from windlass.open.resolve import model_files  # noqa: E402
-from windlass.weights.text.files import model_text  # noqa: E402
+from windlass.runtime.engine.client.text_processor import TextProcessor  # noqa: E402
+from windlass.runtime.engine.engine import Engine  # noqa: E402
+from windlass.runtime.engine.load import load_model  # noqa: E402
+from windlass.runtime.engine.protocol import Submit  # noqa: E402
+from windlass.runtime.weights.text.files import model_text  # noqa: E402
 
 TEXT = """The old lighthouse stood on a cliff above the harbour. Every evening its keeper climbed the stairs and lit the lamp. Ships far out at \
 sea could see the light and knew that they were near home. One night a storm broke the glass, and the keeper held the lamp in his own hands \

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "fleet"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runtime" / "fleet"))
 
 from asking import Answer, Clients, ask_all
 from chaos import READY, check_end, first_difference, questions

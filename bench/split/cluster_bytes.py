@@ -1,7 +1,7 @@
 """Bytes on the wire for each token, from the hosts' interface counters, and speeds over links of 1 Gbit/s.
 Run as root: python bench/split/cluster_bytes.py
 
-Hosts are network namespaces of this box (tests/fleet/hosts.py). For n hosts and models of several widths, whose weights are random and few:
+Hosts are network namespaces of this box (tests/runtime/fleet/hosts.py). For n hosts and models of several widths, whose weights are random and few:
 what a host sends for one token of one answer, frames with all their headers, acknowledgements, steps, signs of life and logits included, over
 Distributed Llama's formula: layers x 2 x (n-1) x width x 34/32, which counts no headers at all. A long and a short answer to the same prompt are
 compared, so that the prompt and all that happens once are not counted.
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "fleet"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runtime" / "fleet"))
 
 from asking import Answer, Question, ask
 from cluster import ROOT, Cluster

@@ -19,10 +19,10 @@ from prompt_rounding import whole_step
 from split_model import BOUNDS, DENSE, MIXTURE, PROMPTS, made
 from torch import Tensor
 
-from windlass.nn import moe
-from windlass.nn.decoder import Decoder
-from windlass.weights.load.checkpoint import CheckpointWeights
-from windlass.weights.source import open_model
+from windlass.runtime.nn import moe
+from windlass.runtime.nn.decoder import Decoder
+from windlass.runtime.weights.load.checkpoint import CheckpointWeights
+from windlass.runtime.weights.source import open_model
 
 Route = Callable[..., tuple[Tensor, Tensor]]
 SEEDS = range(5)

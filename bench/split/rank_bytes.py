@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "fleet"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runtime" / "fleet"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from hosts import Hosts, lacking
@@ -107,8 +107,8 @@ def _rank(job: dict[str, Any], rank: int) -> None:
     from windlass.core.launch import Launch, RandomInit, RankJob
     from windlass.core.layout import Layout
     from windlass.core.ranks.rendezvous import Meeting
-    from windlass.engine.ranks import first
-    from windlass.parallel.store import FolderStore
+    from windlass.runtime.engine.ranks import first
+    from windlass.runtime.parallel.store import FolderStore
 
     world = len(job["hosts"])
     meeting = Meeting(key=bytes.fromhex(job["key"]), hosts=tuple(job["hosts"]), machines=tuple(range(world)), sync=job["sync"])
@@ -129,8 +129,8 @@ def _rank(job: dict[str, Any], rank: int) -> None:
 def _lead(part: Any, store: Any, built: Any, job: dict[str, Any]) -> None:
     import msgspec
 
-    from windlass.engine.ranks import first
-    from windlass.engine.ranks.broadcast import StepBroadcast, broadcast_steps
+    from windlass.runtime.engine.ranks import first
+    from windlass.runtime.engine.ranks.broadcast import StepBroadcast, broadcast_steps
 
     with StepBroadcast() as steps:
         broadcast_steps(built.decoder, steps)
@@ -150,10 +150,10 @@ def _wait() -> None:
 def _follow(part: Any, store: Any, built: Any) -> None:
     import msgspec
 
-    from windlass.engine.ranks import first
-    from windlass.engine.ranks.follower import Follower, _steps
-    from windlass.engine.schedule.scheduler import SchedulerLimits
-    from windlass.parallel.group import GroupLost
+    from windlass.runtime.engine.ranks import first
+    from windlass.runtime.engine.ranks.follower import Follower, _steps
+    from windlass.runtime.engine.schedule.scheduler import SchedulerLimits
+    from windlass.runtime.parallel.group import GroupLost
 
     limits = msgspec.msgpack.decode(store.take(first.LIMITS_KEY, 100), type=SchedulerLimits)
     follower = Follower(built.decoder, limits, part.launch.kv_type, built.device)

@@ -72,7 +72,7 @@ def _serve(asked: argparse.Namespace) -> None:
     from windlass.cli.bench.ranks import InlineRanks
     from windlass.core.launch import Launch, RandomInit
     from windlass.core.layout import Layout
-    from windlass.engine.load import load_model
+    from windlass.runtime.engine.load import load_model
 
     layout = Layout(tp=asked.tp) if asked.role == "split" else Layout()
     random = RandomInit(config=SHAPE, scheme="int4", group=32)
@@ -93,7 +93,7 @@ def _serve(asked: argparse.Namespace) -> None:
 def decode(engine: Any, batch: int, context: int, steps: int, begin: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """Prompts that are the same every time, so that after the first they are in the cache; `begin`; then so many steps, timed."""
     from windlass.core.request import GREEDY
-    from windlass.engine.protocol import Submit
+    from windlass.runtime.engine.protocol import Submit
 
     prompts = [[(7 * at + 13 * number) % 32000 for at in range(context)] for number in range(batch)]
     for number, prompt in enumerate(prompts):

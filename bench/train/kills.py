@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "train"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "tasks" / "train"))
 
 import tiny_run
 import torch
@@ -31,14 +31,14 @@ import torch.distributed.checkpoint
 
 from windlass.cli import execute as windlass
 from windlass.cli.train import worker as train_worker
-from windlass.train import build
-from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
-from windlass.train.checkpoint import folder as folders
-from windlass.train.checkpoint.manifest import check_files, read_manifest
-from windlass.train.checkpoint.tensors import CheckpointTensors
-from windlass.train.export import export
-from windlass.train.logging.jsonl import read_samples
-from windlass.train.loop import elastic, loop
+from windlass.tasks.train import build
+from windlass.tasks.train.checkpoint import CheckpointIdentity, Checkpoints
+from windlass.tasks.train.checkpoint import folder as folders
+from windlass.tasks.train.checkpoint.manifest import check_files, read_manifest
+from windlass.tasks.train.checkpoint.tensors import CheckpointTensors
+from windlass.tasks.train.export import export
+from windlass.tasks.train.logging.jsonl import read_samples
+from windlass.tasks.train.loop import elastic, loop
 
 IMPORTED = (train_worker, build, elastic, export, loop, torch.distributed.checkpoint)
 """Here, and so not in the children."""

@@ -22,13 +22,13 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from gather import chats, standard_library, texts  # noqa: E402
 
-from windlass.bundled.tasks import problems  # noqa: E402
 from windlass.errors import Error  # noqa: E402
-from windlass.train.data.prepare.generated import ChatStyle, generate_tasks  # noqa: E402
-from windlass.train.data.prepare.prepare import prepare  # noqa: E402
-from windlass.train.data.prepare.train_tokenizer import train_vocabulary, write_tokenizer  # noqa: E402
-from windlass.train.data.prepare.unit import PrepareSettings  # noqa: E402
-from windlass.train.data.shards import MANIFEST, read_manifest  # noqa: E402
+from windlass.model.bundled.tasks import problems  # noqa: E402
+from windlass.tasks.train.data.prepare.generated import ChatStyle, generate_tasks  # noqa: E402
+from windlass.tasks.train.data.prepare.prepare import prepare  # noqa: E402
+from windlass.tasks.train.data.prepare.train_tokenizer import train_vocabulary, write_tokenizer  # noqa: E402
+from windlass.tasks.train.data.prepare.unit import PrepareSettings  # noqa: E402
+from windlass.tasks.train.data.shards import MANIFEST, read_manifest  # noqa: E402
 from windlass.units import parse_count  # noqa: E402
 
 VOCABULARY, CONTEXT = 4096, 512

@@ -16,9 +16,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "src"))
 
 from windlass import AsyncClient  # noqa: E402
-from windlass.bundled.tasks import accuracy, held_out, is_right  # noqa: E402
-from windlass.bundled.tasks.problem import Problem  # noqa: E402
 from windlass.errors import Error  # noqa: E402
+from windlass.model.bundled.tasks import accuracy, held_out, is_right  # noqa: E402
+from windlass.model.bundled.tasks.problem import Problem  # noqa: E402
 
 LONGEST_ANSWER = 80
 AT_ONCE = 32

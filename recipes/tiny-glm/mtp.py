@@ -26,24 +26,24 @@ import msgspec  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from windlass.bundled.models import find_bundled  # noqa: E402
-from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.model import NextTokenLayer  # noqa: E402
 from windlass.core.recipe.sections import DataSection, DataSource  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
-from windlass.families import rules as rules_of  # noqa: E402
-from windlass.formats.safetensors.shards import OutTensor, plan_shards  # noqa: E402
-from windlass.formats.safetensors.store import SafetensorsStore  # noqa: E402
-from windlass.formats.safetensors.writer import SafetensorsWriter  # noqa: E402
-from windlass.nn import Decoder  # noqa: E402
-from windlass.train.build import parameter_layouts  # noqa: E402
-from windlass.train.data.batches import Batches, open_batches  # noqa: E402
-from windlass.train.export.export import export_model  # noqa: E402
-from windlass.train.model.init import LoadedWeights  # noqa: E402
-from windlass.train.model.model import TrainingModel, build_model  # noqa: E402
-from windlass.train.model.packing import IGNORED, packed_step  # noqa: E402
-from windlass.weights.load.checkpoint import CheckpointWeights  # noqa: E402
-from windlass.weights.source import OpenedModel, open_model  # noqa: E402
+from windlass.model.bundled.models import find_bundled  # noqa: E402
+from windlass.model.families import rules as rules_of  # noqa: E402
+from windlass.model.formats.safetensors.shards import OutTensor, plan_shards  # noqa: E402
+from windlass.model.formats.safetensors.store import SafetensorsStore  # noqa: E402
+from windlass.model.formats.safetensors.writer import SafetensorsWriter  # noqa: E402
+from windlass.runtime.nn import Decoder  # noqa: E402
+from windlass.runtime.weights.load.checkpoint import CheckpointWeights  # noqa: E402
+from windlass.runtime.weights.source import OpenedModel, open_model  # noqa: E402
+from windlass.tasks.convert.convert import ConvertSettings, convert  # noqa: E402
+from windlass.tasks.train.build import parameter_layouts  # noqa: E402
+from windlass.tasks.train.data.batches import Batches, open_batches  # noqa: E402
+from windlass.tasks.train.export.export import export_model  # noqa: E402
+from windlass.tasks.train.model.init import LoadedWeights  # noqa: E402
+from windlass.tasks.train.model.model import TrainingModel, build_model  # noqa: E402
+from windlass.tasks.train.model.packing import IGNORED, packed_step  # noqa: E402
 
 LENGTH, ROWS, WARMUP, RATE = 512, 4, 40, 2e-3
 SOURCES = {"tasks": 0.80, "text": 0.14, "chats": 0.06}

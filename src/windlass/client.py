@@ -317,11 +317,11 @@ def open_core_client(where: str | Path | CoreClient, options: ClientOptions) -> 
 def _local(name: str, options: ClientOptions) -> tuple[CoreClient, Sampling]:
     """The same names and defaults as `windlass run`."""
     _refuse(options.keys() & _SERVER_OPTIONS, "a server, not for a model on this machine")
-    from windlass.machine.folders import ensure_home
     from windlass.open.client import open_client, require_torch
     from windlass.open.compile import compile_kernels
     from windlass.open.generation import DEFAULTS, generation_defaults
     from windlass.open.resolve import runnable_files
+    from windlass.runtime.machine.folders import ensure_home
 
     require_torch("running a model")
     ensure_home()

@@ -121,7 +121,7 @@ def test_damaged_config_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_models_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    from windlass.families.registry import known_models
+    from windlass.model.families.registry import known_models
 
     assert run(["models", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -182,14 +182,14 @@ def test_a_reader_that_is_gone_is_no_failure(arguments: list[str]) -> None:
 HEAVY = frozenset(
     "torch numpy transformers tokenizers safetensors matplotlib triton huggingface_hub jinja2 starlette uvicorn httpx pynvml llguidance".split()
 )
-PLANNING = frozenset("bundled cli core errors families formats open plan units".split())
+PLANNING = frozenset("cli core errors foreign model open tasks units".split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "packages", "most"),
     [
-        (["--help"], {"cli", "core", "errors", "units"}, 70),
-        (["plan", "--help"], {"cli", "core", "errors", "units"}, 70),
+        (["--help"], {"cli", "core", "errors", "foreign", "units"}, 75),
+        (["plan", "--help"], {"cli", "core", "errors", "foreign", "units"}, 75),
         (["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"], PLANNING, 190),
     ],
     ids=["help", "plan-help", "plan"],

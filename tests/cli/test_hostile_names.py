@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from windlass.bundled.models import find_bundled
 from windlass.cli import execute
 from windlass.cli.console import console
 from windlass.foreign import MAX_MESSAGE
-from windlass.formats.gguf.writer import GgufOutput, header_bytes
+from windlass.model.bundled.models import find_bundled
+from windlass.model.formats.gguf.writer import GgufOutput, header_bytes
 
 pytestmark = pytest.mark.pure
 

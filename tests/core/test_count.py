@@ -17,8 +17,8 @@ from windlass.core.count import (
 )
 from windlass.core.model import Attention, Indexer, LatentAttention, ModelSpec
 from windlass.core.rule import ModelPart, Role
-from windlass.families import describe, rules
-from windlass.families.registry import find, spec_of
+from windlass.model.families import describe, rules
+from windlass.model.families.registry import find, spec_of
 
 pytestmark = pytest.mark.pure
 

@@ -14,7 +14,7 @@ from windlass.core.model import (
     kv_bytes_per_token,
     layer_cache_bytes,
 )
-from windlass.families.registry import find, known_models, spec_of
+from windlass.model.families.registry import find, known_models, spec_of
 
 pytestmark = pytest.mark.pure
 

@@ -16,8 +16,8 @@ from windlass.core.place import WHOLE, Placement, cut, local_bytes, local_expert
 from windlass.core.rule import Axis, AxisName, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.errors import Impossible
-from windlass.families import describe, rules
-from windlass.families.registry import known_models, spec_of
+from windlass.model.families import describe, rules
+from windlass.model.families.registry import known_models, spec_of
 
 pytestmark = pytest.mark.pure
 

@@ -9,8 +9,8 @@ from windlass.core.place import local_bytes, place, stored
 from windlass.core.rule import ModelPart
 from windlass.core.scheme import PLANNED_NAMES, SCHEME_NAMES, Keep, Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
-from windlass.families import rules
-from windlass.families.registry import find, spec_of
+from windlass.model.families import rules
+from windlass.model.families.registry import find, spec_of
 from windlass.units import GIB
 
 pytestmark = pytest.mark.pure

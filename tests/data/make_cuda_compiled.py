@@ -1,4 +1,4 @@
-"""Compiles every CUDA unit that tests/kernels/cuda/test_compiles.py asks for, and keeps what came of it in cuda_compiled.json.
+"""Compiles every CUDA unit that tests/runtime/kernels/cuda/test_compiles.py asks for, and keeps what came of it in cuda_compiled.json.
 
 Run: python tests/data/make_cuda_compiled.py. Needs NVRTC and no GPU; about a minute. Without it tests compile what has changed themselves.
 """
@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels" / "cuda"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "kernels" / "cuda"))
 
 import kept
 import test_compiles

@@ -64,7 +64,7 @@ def made(model: Path) -> dict[str, Any]:
     import torch
     import transformers
 
-    from windlass.weights.text.files import model_text
+    from windlass.runtime.weights.text.files import model_text
 
     tokenizer = model_text(model).tokenizer
     theirs = load(model)

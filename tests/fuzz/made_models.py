@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.mutate import Sample
-from windlass import families
 from windlass.core.rule import Rule, stored_tensors
+from windlass.model import families
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message.content | trim }}<|im_end|>\n{% endfor %}"
@@ -99,8 +99,8 @@ def write_index(folder: Path) -> bytes:
 
 
 def gguf_file(folder: Path, kind: str) -> bytes:
-    from windlass.convert.gguf.convert import to_gguf
-    from windlass.weights.source import open_source
+    from windlass.runtime.weights.source import open_source
+    from windlass.tasks.convert.gguf.convert import to_gguf
 
     source = write_model(folder / f"for-gguf-{kind}")
     made = to_gguf(open_source(source), folder / f"{kind}.gguf", kind, lambda total: lambda done: None, jobs=1)
@@ -109,8 +109,8 @@ def gguf_file(folder: Path, kind: str) -> bytes:
 
 def dllama_files(folder: Path, quant: str) -> tuple[bytes, bytes]:
     """The .m and the .t."""
-    from windlass.convert.dllama.convert import to_dllama
-    from windlass.weights.source import open_source
+    from windlass.runtime.weights.source import open_source
+    from windlass.tasks.convert.dllama.convert import to_dllama
 
     source = write_model(folder / f"for-dllama-{quant}")
     made = to_dllama(open_source(source), source, folder / f"{quant}.m", quant, 1, lambda total: lambda done: None)

@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 
-from windlass.kernels import build
+from windlass.runtime.kernels import build
 
 LIBRARIES = ("native", "quantize")
 SANITIZED = (
@@ -93,7 +93,7 @@ def one(number: int, seed: int) -> None:
     else:
         _quantize(random, rows)
         return
-    from windlass.kernels.cpu import linear
+    from windlass.runtime.kernels.cpu import linear
 
     for count in (1, 3, 14):
         x = torch.randn(count, panels.shape[1], generator=draw)
@@ -126,8 +126,8 @@ def _of_blocks(random: Random, rows: int) -> Any:
     import torch
 
     from windlass.core.ggml.forms import FORMS
-    from windlass.kernels.packing.panel_data import BLOCK, CODE_BYTES, GGML_NUMBERS
-    from windlass.kernels.packing.panels import Panels
+    from windlass.runtime.kernels.packing.panel_data import BLOCK, CODE_BYTES, GGML_NUMBERS
+    from windlass.runtime.kernels.packing.panels import Panels
 
     kind = random.choice((*FORMS, *GGML_NUMBERS))
     group = FORMS[kind].elements if kind in FORMS else BLOCK
@@ -141,8 +141,8 @@ def _of_blocks(random: Random, rows: int) -> Any:
 def _of_words(random: Random, rows: int) -> Any:
     import torch
 
-    from windlass.kernels.packing.panel_data import CODE_BYTES, KINDS
-    from windlass.kernels.packing.panels import Panels
+    from windlass.runtime.kernels.packing.panel_data import CODE_BYTES, KINDS
+    from windlass.runtime.kernels.packing.panels import Panels
 
     kind, group = random.choice(KINDS), random.choice((32, 64, 128))
     groups = random.choice((1, 2, 3))
@@ -163,7 +163,7 @@ def _of_words(random: Random, rows: int) -> Any:
 def _quantize(random: Random, rows: int) -> None:
     import torch
 
-    from windlass.kernels.packing import quantize
+    from windlass.runtime.kernels.packing import quantize
 
     dtype = random.choice((torch.bfloat16, torch.float16, torch.float32))
     weight = _floats(random, rows * 128, dtype).view(rows, 128)

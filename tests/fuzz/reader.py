@@ -20,7 +20,7 @@ class Reader:
     refusals: tuple[type[BaseException], ...] = (Error,)
     """What it may raise: everything else is a finding."""
     may_exhaust: bool = False
-    """It runs in a process with limits (text/isolated): time, memory and an end of that process are the limits at work."""
+    """It runs in a process with limits (model/text/isolated): time, memory and an end of that process are the limits at work."""
     is_heavy: bool = False
     """Needs torch."""
     is_warmed: bool = True

@@ -42,7 +42,7 @@ CPU_SECONDS = 10.0
 WALL_SECONDS = 300.0
 """The machine may be busy with other things; but a reader that waits for something waits longer."""
 EXHAUSTED_SECONDS = 1.0
-"""Of one that runs under limits anyway (text/isolated/pool.py)."""
+"""Of one that runs under limits anyway (model/text/isolated/pool.py)."""
 MEMORY_BYTES = 512 * 2**20
 """Above what the process has when it begins."""
 _STATE = struct.Struct("<q")

@@ -97,7 +97,7 @@ HOSTS = (
 
 
 def read_hostfile(data: bytes, folder: Path) -> None:
-    from windlass.launch.hostfile import load_hostfile
+    from windlass.tasks.launch.hostfile import load_hostfile
 
     load_hostfile(put(folder, "hosts", data))
 
@@ -122,7 +122,7 @@ api_key_env = "GPU_KEY"
 
 
 def read_route(data: bytes, folder: Path) -> None:
-    from windlass.route.operate.settings import read_settings
+    from windlass.tasks.route.operate.settings import read_settings
 
     read_settings(put(folder, "router.toml", data))
 
@@ -140,7 +140,7 @@ sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
 
 def read_key_file(data: bytes, folder: Path) -> None:
     from windlass.errors import Error
-    from windlass.serve.http.api_keys import read_keys
+    from windlass.tasks.serve.http.api_keys import read_keys
 
     with contextlib.suppress(Error):
         read_keys(str(put(folder, "keys.toml", data)), {})
@@ -149,27 +149,15 @@ def read_key_file(data: bytes, folder: Path) -> None:
 
 
 def _tasks(folder: Path) -> list[Sample]:
-    from windlass.evaluate.tasks.catalog import FOLDER
+    from windlass.tasks.evaluate.tasks.catalog import FOLDER
 
     return [(path.read_bytes(),) for path in sorted(FOLDER.glob("*.toml"))]
 
 
 def read_task(data: bytes, folder: Path) -> None:
-    from windlass.evaluate.tasks.task import parse_task
+    from windlass.tasks.evaluate.tasks.task import parse_task
 
     parse_task(data, "mine.toml")
-
-
-QUERIES = (
-    'sum by (job) (rate(windlass_requests_total{status=~"5..",job!="x"}[5m])) / 3 > 0.5', "a offset 1h30m and on (x) b or -c * 2",
-    "histogram_quantile(0.99, sum without(le) (x_bucket[1m]))", 'time() - max_over_time(up[1h])', "topk(3, {job=\"a\"}) unless ignoring(a) 1e3",
-)  # fmt: skip
-
-
-def read_query(data: bytes, folder: Path) -> None:
-    from windlass.observe.promql.parse import parse
-
-    parse(data.decode("utf-8", "replace")[:20_000])
 
 
 METRICS = (
@@ -192,8 +180,8 @@ SQUEUE = "7|RUNNING|n[1-2]|2026-01-01T00:00:00|None\n8|PENDING||N/A|(QOSMaxJobs)
 
 
 def read_scheduler(data: bytes, folder: Path) -> None:
-    from windlass.launch.drive.pbs import parse_job
-    from windlass.launch.drive.slurm import live_state, parse_queue
+    from windlass.tasks.launch.drive.pbs import parse_job
+    from windlass.tasks.launch.drive.slurm import live_state, parse_queue
 
     text = data.decode("utf-8", "replace")
     parse_job(text)
@@ -207,10 +195,10 @@ def read_scheduler(data: bytes, folder: Path) -> None:
 def _plans(folder: Path) -> list[Sample]:
     from windlass.core.hardware.parse import parse_hardware
     from windlass.core.plan import encode_plan
-    from windlass.families import rules
-    from windlass.families.registry import find, spec_of
-    from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search.request import PlanRequest
+    from windlass.model.families import rules
+    from windlass.model.families.registry import find, spec_of
+    from windlass.tasks.plan.inference.assemble import make_plan
+    from windlass.tasks.plan.inference.search.request import PlanRequest
 
     known = find("Qwen3-8B")
     assert known is not None
@@ -236,12 +224,12 @@ REPORTS: list[Any] = [{"version": 1, "runs": [{"reached": 1}], "memory": {"over_
 def read_reports(data: bytes, folder: Path) -> None:
     """What other commands of ours have saved, and people share."""
     from windlass.errors import Error
-    from windlass.launch.drive.state import exit_of
-    from windlass.launch.node import read_description
-    from windlass.measure import report
-    from windlass.measure.served import report as served
-    from windlass.route.decide.router_file import decode_router
-    from windlass.train.checkpoint.manifest import read_manifest
+    from windlass.tasks.bench import report
+    from windlass.tasks.bench.served import report as served
+    from windlass.tasks.launch.drive.state import exit_of
+    from windlass.tasks.launch.node import read_description
+    from windlass.tasks.route.decide.router_file import decode_router
+    from windlass.tasks.train.checkpoint.manifest import read_manifest
 
     put(folder, "manifest.json", data)
     put(folder, "exit.json", data)
@@ -264,8 +252,8 @@ def _router() -> dict[str, Any]:
     """The JSON of a router, as small as it can be."""
     import numpy as np
 
-    from windlass.route.decide.router_file import FORMAT, pack
-    from windlass.route.features.ngrams import BITS
+    from windlass.tasks.route.decide.router_file import FORMAT, pack
+    from windlass.tasks.route.features.ngrams import BITS
 
     packed = [msgspec.to_builtins(pack(np.zeros(shape))) for shape in ((2,), (2,), (2, 2), (2, 3))]
     models = [{"name": name, "score": 0.5, "cost": 1.0} for name in ("small", "large")]
@@ -277,7 +265,7 @@ def _router() -> dict[str, Any]:
 
 
 def read_router(data: bytes, folder: Path) -> None:
-    from windlass.route.decide.router_file import decode_router
+    from windlass.tasks.route.decide.router_file import decode_router
 
     found = decode_router(data, "x")
     for packed in (found.columns, found.rarity, found.words, found.shape):
@@ -298,8 +286,8 @@ def _answer_samples(folder: Path) -> list[Sample]:
 
 def read_answers(data: bytes, folder: Path) -> None:
     from windlass.errors import Error
-    from windlass.route.operate.log import replay
-    from windlass.route.tables.answers import read_file
+    from windlass.tasks.route.operate.log import replay
+    from windlass.tasks.route.tables.answers import read_file
 
     with contextlib.suppress(Error):
         read_file(put(folder, "answers.jsonl", data))
@@ -308,7 +296,7 @@ def read_answers(data: bytes, folder: Path) -> None:
 
 
 def read_csv(data: bytes, folder: Path) -> None:
-    from windlass.route.tables.answers import read_file
+    from windlass.tasks.route.tables.answers import read_file
 
     read_file(put(folder, "answers.csv", data))
 
@@ -331,7 +319,7 @@ ROWS = [
 
 def read_rows(data: bytes, folder: Path) -> None:
     """Published test sets. Their rows are of the published form, which their digest makes sure of; here only that they are rows."""
-    from windlass.evaluate.tasks.rows import json_rows
+    from windlass.tasks.evaluate.tasks.rows import json_rows
 
     json_rows(data, "rows")
 
@@ -340,7 +328,7 @@ def read_rows(data: bytes, folder: Path) -> None:
 
 
 def _history_samples(folder: Path) -> list[Sample]:
-    from windlass.observe.history.file import MAGIC
+    from windlass.tasks.observe.history.file import MAGIC
 
     head, value = struct.Struct("<cI"), struct.Struct("<Id")
     parts = [MAGIC]
@@ -354,13 +342,13 @@ def _history_samples(folder: Path) -> list[Sample]:
 
 
 def read_history(data: bytes, folder: Path) -> None:
-    from windlass.observe.history.file import read_history
+    from windlass.tasks.observe.history.file import read_history
 
     read_history(put(folder, "history", data), 1e9 + 60)
 
 
 def _journal_samples(folder: Path) -> list[Sample]:
-    from windlass.formats.disk.journal import Journal
+    from windlass.model.formats.disk.journal import Journal
 
     path = folder / "first.journal"
     journal = Journal(path, {"a": 1})
@@ -371,13 +359,13 @@ def _journal_samples(folder: Path) -> list[Sample]:
 
 
 def read_journal(data: bytes, folder: Path) -> None:
-    from windlass.formats.disk.journal import Journal
+    from windlass.model.formats.disk.journal import Journal
 
     Journal(put(folder, "x.journal", data), {"a": 1}).close()
 
 
 def _tier_samples(folder: Path) -> list[Sample]:
-    from windlass.offload.tiers.file import HEAD, MAGIC
+    from windlass.runtime.offload.tiers.file import HEAD, MAGIC
 
     block = bytes(4096)
     index = {
@@ -391,7 +379,7 @@ def _tier_samples(folder: Path) -> list[Sample]:
 
 def mutate_tier(random: Any, samples: Sequence[Sample]) -> bytes:
     """Half of them with the index changed as a tree, and its checksum right."""
-    from windlass.offload.tiers.file import HEAD, MAGIC
+    from windlass.runtime.offload.tiers.file import HEAD, MAGIC
 
     if random.random() < 0.4:
         return mutate_parts(random, samples)
@@ -401,7 +389,7 @@ def mutate_tier(random: Any, samples: Sequence[Sample]) -> bytes:
 
 
 def read_tier(data: bytes, folder: Path) -> None:
-    from windlass.offload.tiers.file import find_tier, tier_path
+    from windlass.runtime.offload.tiers.file import find_tier, tier_path
 
     path = tier_path(folder, "k")
     path.write_bytes(data)
@@ -417,8 +405,8 @@ def _shards(folder: Path) -> dict[str, bytes]:
     """The files of one shard, and the manifest."""
     import numpy as np
 
-    from windlass.train.data.prepare.write_shards import TokenShardWriter, write_manifest
-    from windlass.train.data.shards import ShardManifest
+    from windlass.tasks.train.data.prepare.write_shards import TokenShardWriter, write_manifest
+    from windlass.tasks.train.data.shards import ShardManifest
 
     out = folder / "shards"
     out.mkdir(exist_ok=True)
@@ -433,8 +421,8 @@ def _shards(folder: Path) -> dict[str, bytes]:
 def read_shards(folder: Path) -> None:
     import numpy as np
 
-    from windlass.train.data.rows import PackedRows, gather
-    from windlass.train.data.shards import open_shards, read_manifest
+    from windlass.tasks.train.data.rows import PackedRows, gather
+    from windlass.tasks.train.data.shards import open_shards, read_manifest
 
     manifest = read_manifest(folder / "shards")
     shards = open_shards(folder / "shards", manifest, "train")
@@ -470,8 +458,8 @@ def _line_samples(folder: Path) -> list[Sample]:
 
 def _documents(name: str, kind: str) -> Callable[[bytes, Path], None]:
     def read(data: bytes, folder: Path) -> None:
-        from windlass.train.data.prepare.documents import read_documents
-        from windlass.train.data.prepare.inputs import FileSpan
+        from windlass.tasks.train.data.prepare.documents import read_documents
+        from windlass.tasks.train.data.prepare.inputs import FileSpan
 
         path = str(put(folder, name, data))
         for start, stop in ((0, len(data)), (len(data) // 2, len(data))):
@@ -482,9 +470,9 @@ def _documents(name: str, kind: str) -> Callable[[bytes, Path], None]:
 
 
 def read_parquet(data: bytes, folder: Path) -> None:
-    from windlass.train.data.prepare.documents import read_documents
-    from windlass.train.data.prepare.inputs import FileSpan
-    from windlass.train.data.prepare.parquet import group_bytes
+    from windlass.tasks.train.data.prepare.documents import read_documents
+    from windlass.tasks.train.data.prepare.inputs import FileSpan
+    from windlass.tasks.train.data.prepare.parquet import group_bytes
 
     path = put(folder, "a.parquet", data)
     groups = len(group_bytes(path))
@@ -517,7 +505,6 @@ READERS: dict[str, Reader] = {
     "route-settings": Reader(texts(ROUTE), read_route, mutate_text),
     "key-file": Reader(texts(KEYS, "# keys\nabcdefgh12345678\n"), read_key_file, mutate_text),
     "task-file": Reader(_tasks, read_task, mutate_text),
-    "promql": Reader(texts(*QUERIES), read_query, mutate_text),
     "metrics": Reader(texts(METRICS), read_metrics, mutate_text),
     "scheduler": Reader(texts(QSTAT, SQUEUE), read_scheduler, mutate_text),
     "plan": Reader(_plans, read_plan, mutate_json),

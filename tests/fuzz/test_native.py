@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fuzz import native
-from windlass.kernels import build
+from windlass.runtime.kernels import build
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build._compiler() is None, reason="no C++ compiler")]
 

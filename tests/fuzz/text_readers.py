@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,15 @@ def as_json(value: object) -> Sample:
 
 
 def _config_samples(folder: Path) -> list[Sample]:
-    from windlass.families.registry import known_models, published_config
+    from windlass.model.families.registry import known_models, published_config
 
     return [as_json(made.CONFIG), *(as_json(published_config(model)) for model in known_models())]
 
 
 def read_config(data: bytes, folder: Path) -> None:
-    from windlass import families
     from windlass.core.count import count_parameters
-    from windlass.formats.config import read_config
+    from windlass.model import families
+    from windlass.model.formats.config import read_config
 
     spec = families.describe(read_config(put(folder, "config.json", data)))
     count_parameters(spec, families.rules(spec))
@@ -47,7 +48,7 @@ def _text_reader(name: str, sample: Callable[[], object]) -> Reader:
         return [as_json(sample())]
 
     def read(data: bytes, folder: Path) -> None:
-        from windlass.weights.text.files import model_text
+        from windlass.runtime.weights.text.files import model_text
 
         put(folder / name, name, data)
         model_text(folder / name)
@@ -56,14 +57,16 @@ def _text_reader(name: str, sample: Callable[[], object]) -> Reader:
 
 
 def read_tokenizer(data: bytes, folder: Path) -> None:
-    """As text/tokenize says: tried in a process of its own, which the library may end."""
-    from windlass.text.tokenize.build import check_tokenizer
+    """As runtime/weights/text/trial.py does, in a process of its own, which the library may end. Texts that it refuses are no fault of the file."""
+    from windlass.model.text.tokenize.build import build_tokenizer, check_tokenizer
 
-    check_tokenizer(data.decode("utf-8", "replace"))
+    backend = build_tokenizer(data, "tokenizer.json")
+    with suppress(BadInput):
+        check_tokenizer(backend)
 
 
 def _gguf_vocabulary_samples(folder: Path) -> list[Sample]:
-    from windlass.text.tokenize.gguf_export import tokenizer_metadata
+    from windlass.model.text.tokenize.gguf_export import tokenizer_metadata
 
     metadata, _ = tokenizer_metadata(made.tokenizer_json(), made.TOKENIZER_CONFIG, 300, made.TEMPLATE)
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁a", "▁ab"]
@@ -78,9 +81,9 @@ def _gguf_vocabulary_samples(folder: Path) -> list[Sample]:
 def read_gguf_vocabulary(data: bytes, folder: Path) -> None:
     import msgspec
 
-    from windlass.text.chat.template import chat_template
-    from windlass.text.tokenize.build import build_tokenizer
-    from windlass.text.tokenize.gguf_tokenizer import tokenizer_files
+    from windlass.model.text.chat.template import chat_template
+    from windlass.model.text.tokenize.build import build_tokenizer
+    from windlass.model.text.tokenize.gguf_tokenizer import tokenizer_files
 
     try:
         metadata: Any = msgspec.json.decode(data)
@@ -93,7 +96,7 @@ def read_gguf_vocabulary(data: bytes, folder: Path) -> None:
 
 
 def _dllama_tokenizer_samples(folder: Path) -> list[Sample]:
-    from windlass.formats.dllama.tokenizer import DllamaTokenizer, tokenizer_bytes, with_splitting
+    from windlass.model.formats.dllama.tokenizer import DllamaTokenizer, tokenizer_bytes, with_splitting
 
     tokens = [*(bytes([byte]) for byte in range(256)), b"he", b"llo", b"<s>", b"</s>"]
     splitting = {"pre_tokenizer": made.tokenizer_json()["pre_tokenizer"]}
@@ -108,9 +111,9 @@ def _dllama_tokenizer_samples(folder: Path) -> list[Sample]:
 def read_dllama_tokenizer(data: bytes, folder: Path) -> None:
     import msgspec
 
-    from windlass.formats.dllama.tokenizer import read_tokenizer
-    from windlass.text.tokenize.build import build_tokenizer
-    from windlass.weights.text.dllama import tokenizer_config, tokenizer_json
+    from windlass.model.formats.dllama.tokenizer import read_tokenizer
+    from windlass.model.text.tokenize.build import build_tokenizer
+    from windlass.runtime.weights.text.dllama import tokenizer_config, tokenizer_json
 
     stored = read_tokenizer(put(folder, "x.t", data))
     tokenizer_config(stored)
@@ -119,7 +122,7 @@ def read_dllama_tokenizer(data: bytes, folder: Path) -> None:
 
 def read_for_conversion(data: bytes, folder: Path) -> None:
     """tokenizer.json as the converter to Distributed Llama reads it."""
-    from windlass.convert.dllama.vocabulary import read_hugging_face
+    from windlass.tasks.convert.dllama.vocabulary import read_hugging_face
 
     (folder / "converted").mkdir(exist_ok=True)
     put(folder / "converted", "tokenizer.json", data)
@@ -151,7 +154,7 @@ TEMPLATES = (
 
 
 def read_template(data: bytes, folder: Path) -> None:
-    from windlass.text.isolated.jobs import Rendering, done
+    from windlass.model.text.isolated.jobs import Rendering, done
 
     answer = done(Rendering(template=data.decode("utf-8", "replace"), values=CHAT), None)
     if answer.is_foreign:
@@ -201,15 +204,15 @@ def mutate_constraint(random: Any, samples: Sequence[Sample]) -> bytes:
 
 @cache
 def _vocabulary() -> Any:
-    from windlass.text.grammar.compile import grammar_tokenizer
+    from windlass.model.text.grammar.compile import grammar_tokenizer
 
     return grammar_tokenizer(json.dumps(made.tokenizer_json()), [257])
 
 
 def read_grammar(data: bytes, folder: Path) -> None:
     from windlass.core.request.constraint import Constraint
-    from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar
-    from windlass.text.isolated.jobs import Compilation, done
+    from windlass.model.text.grammar.tool_grammar import OutputSpec, answer_grammar
+    from windlass.model.text.isolated.jobs import Compilation, done
 
     constraint = Constraint(**json.loads(data))
     grammar = answer_grammar(OutputSpec(style="tags", constraint=constraint), {"<think>": 258, "</think>": 259})
@@ -234,8 +237,8 @@ def _answer_samples(folder: Path) -> list[Sample]:
 
 def read_answer(data: bytes, folder: Path) -> None:
     """An answer compared with the client's schema."""
-    from windlass.text.grammar.check import check_answer
-    from windlass.text.grammar.schema import enforceable
+    from windlass.model.text.grammar.check import check_answer
+    from windlass.model.text.grammar.schema import enforceable
 
     try:
         value, schema = json.loads(data)[:2]
@@ -267,8 +270,8 @@ ANSWERS = (
 
 def read_answer_text(data: bytes, folder: Path) -> None:
     """Every style, in pieces."""
-    from windlass.text.parse import stream
-    from windlass.text.parse.styles import PLAIN, STYLES
+    from windlass.model.text.parse import stream
+    from windlass.model.text.parse.styles import PLAIN, STYLES
 
     text = data.decode("utf-8", "replace")
     step = 1 + len(text) // 60

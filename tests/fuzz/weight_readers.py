@@ -39,7 +39,7 @@ def _gguf_samples(folder: Path) -> list[Sample]:
 
 def read_gguf_rows(data: bytes, folder: Path) -> None:
     """Every tensor of the file as numbers, whatever model it is of."""
-    from windlass.formats.gguf.file import GgufFile
+    from windlass.model.formats.gguf.file import GgufFile
 
     file = GgufFile(put(folder, "x.gguf", data))
     try:
@@ -51,8 +51,8 @@ def read_gguf_rows(data: bytes, folder: Path) -> None:
 
 
 def read_gguf_model(data: bytes, folder: Path) -> None:
-    from windlass import families
-    from windlass.weights.stores.gguf import GgufStore
+    from windlass.model import families
+    from windlass.runtime.weights.stores.gguf import GgufStore
 
     store = GgufStore(put(folder, "x.gguf", data))
     families.rules(families.describe(store.config))
@@ -63,9 +63,9 @@ def _block_samples(folder: Path) -> list[Sample]:
     """One tensor of each type of block: random bytes."""
     from random import Random
 
-    from windlass.formats.gguf.blocks import DEQUANTIZE
-    from windlass.formats.gguf.header import TYPES
-    from windlass.formats.gguf.writer import GgufOutput, header_bytes
+    from windlass.model.formats.gguf.blocks import DEQUANTIZE
+    from windlass.model.formats.gguf.header import TYPES
+    from windlass.model.formats.gguf.writer import GgufOutput, header_bytes
 
     random, found = Random(0), list[Sample]()
     plain = header_bytes({"general.architecture": "llama"}, [GgufOutput(name="t", shape=(2, 256), type="F32")])
@@ -96,7 +96,7 @@ def _safetensors_samples(folder: Path) -> list[Sample]:
 
 
 def read_safetensors(data: bytes, folder: Path) -> None:
-    from windlass.formats.checkpoint import open_store, tensor_names
+    from windlass.model.formats.checkpoint import open_store, tensor_names
 
     put(folder / "st", "model.safetensors", data)
     tensor_names(folder / "st")
@@ -109,7 +109,7 @@ def _index_samples(folder: Path) -> list[Sample]:
 
 
 def read_index(data: bytes, folder: Path) -> None:
-    from windlass.formats.checkpoint import open_store, tensor_names
+    from windlass.model.formats.checkpoint import open_store, tensor_names
 
     put(folder / "indexed", "model.safetensors.index.json", data)
     tensor_names(folder / "indexed")
@@ -129,7 +129,7 @@ def _torch_samples(folder: Path) -> list[Sample]:
 
 
 def read_torch(data: bytes, folder: Path) -> None:
-    from windlass.formats.torch_bin import TorchStore
+    from windlass.model.formats.torch_bin import TorchStore
 
     put(folder / "bin", "pytorch_model.bin", data)
     _read_store(TorchStore(folder / "bin"))
@@ -139,7 +139,7 @@ def _contents_samples(folder: Path) -> list[Sample]:
     import torch
     import torch.distributed.checkpoint as dcp
 
-    from windlass.train.checkpoint.storage import CheckedWriter
+    from windlass.tasks.train.checkpoint.storage import CheckedWriter
 
     state = {"model": {"a": torch.ones(2, 3), "b": torch.zeros(4)}, "step": 3}
     with warnings.catch_warnings():
@@ -150,7 +150,7 @@ def _contents_samples(folder: Path) -> list[Sample]:
 
 def read_contents(data: bytes, folder: Path) -> None:
     """The table of contents of a training checkpoint, which is a pickle."""
-    from windlass.train.checkpoint.storage import SafeReader
+    from windlass.tasks.train.checkpoint.storage import SafeReader
 
     put(folder / "dcp", ".metadata", data)
     SafeReader(folder / "dcp").read_metadata()
@@ -164,7 +164,7 @@ def _dllama_samples(folder: Path) -> list[Sample]:
 
 
 def read_dllama(data: bytes, folder: Path) -> None:
-    from windlass.weights.stores.dllama import DllamaStore
+    from windlass.runtime.weights.stores.dllama import DllamaStore
 
     _read_store(DllamaStore(put(folder, "x.m", data)))
 
@@ -175,7 +175,7 @@ def read_dllama(data: bytes, folder: Path) -> None:
 def _adapter(folder: Path) -> tuple[bytes, bytes]:
     import json
 
-    from windlass.weights.adapters import published_matrices
+    from windlass.runtime.weights.adapters import published_matrices
 
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["q_proj"], "use_rslora": False}
     tensors: dict[str, tuple[str, Sequence[int], bytes]] = {}
@@ -191,8 +191,8 @@ def _adapter(folder: Path) -> tuple[bytes, bytes]:
 
 def _read_adapter(name: str) -> Callable[[bytes, Path], None]:
     def read(data: bytes, folder: Path) -> None:
-        from windlass.serve.lora.files import take_adapter
-        from windlass.weights.adapters import read_adapter
+        from windlass.runtime.weights.adapters import read_adapter
+        from windlass.tasks.serve.lora.files import take_adapter
 
         put(folder / "adapter", name, data)
         shutil.rmtree(folder / "taken", ignore_errors=True)

@@ -17,7 +17,7 @@ from fuzz.reader import Reader, put
 from windlass.errors import Error
 from windlass.wire.schema.errors import ApiError
 
-SERVE = Path(__file__).parents[1] / "serve"
+SERVE = Path(__file__).parents[1] / "tasks" / "serve"
 """Its stand-in for an engine."""
 REFUSALS = (Error, ApiError)
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "strict": True, "parameters": {
@@ -220,10 +220,10 @@ async def _ask(path: str, body: bytes) -> None:
         sys.path.insert(0, str(SERVE))
         from fake import FakeClient
 
-        from windlass.formats.disk.atomic import write_atomically
-        from windlass.serve.app import make_app, service_of
-        from windlass.serve.monitor.log import Log
-        from windlass.serve.settings import ServerSettings
+        from windlass.model.formats.disk.atomic import write_atomically
+        from windlass.tasks.serve.app import make_app, service_of
+        from windlass.tasks.serve.monitor.log import Log
+        from windlass.tasks.serve.settings import ServerSettings
 
         class _Silent(Log):
             def line(self, text: str) -> None:
@@ -270,7 +270,7 @@ async def _ask(path: str, body: bytes) -> None:
 
 
 def read_form(data: bytes, folder: Path) -> None:
-    from windlass.serve.batch.endpoints import form_fields
+    from windlass.tasks.serve.batch.endpoints import form_fields
 
     head, _, body = data.partition(b"\n")
     form_fields(head.decode("latin-1"), body)
@@ -283,8 +283,8 @@ FORM = (
 
 
 def read_headers(data: bytes, folder: Path) -> None:
-    from windlass.serve.http.api_keys import key_number
-    from windlass.serve.http.origin import allows_host, allows_origin, cors_headers, host_name, own_names
+    from windlass.tasks.serve.http.api_keys import key_number
+    from windlass.tasks.serve.http.origin import allows_host, allows_origin, cors_headers, host_name, own_names
     from windlass.wire.client.errors import read_retry_after
 
     lines = [line.decode("latin-1") for line in data.split(b"\n")]
@@ -303,7 +303,7 @@ def _batch_samples(folder: Path) -> list[Sample]:
 
 
 def read_batch(data: bytes, folder: Path) -> None:
-    from windlass.serve.batch.batches import read_lines
+    from windlass.tasks.serve.batch.batches import read_lines
 
     for line in read_lines(put(folder, "batch.jsonl", data)):
         read_chat(bytes(line.body), folder)
@@ -399,7 +399,7 @@ STATUS = {
 
 def read_server_lists(data: bytes, folder: Path) -> None:
     """What other servers say of themselves: their models, their counters."""
-    from windlass.measure.served.client.counters import read_counters, steps_between
+    from windlass.tasks.bench.served.client.counters import read_counters, steps_between
     from windlass.wire.client.stream_reader import parse
     from windlass.wire.schema.models import ModelList
     from windlass.wire.schema.tokens import TokenizeResponse
@@ -422,10 +422,10 @@ METRICS = (
 
 def _messages(folder: Path) -> list[Sample]:
     from windlass.core.hardware.devices import device
-    from windlass.engine.ranks.messages import RankHeartbeat
-    from windlass.fleet.protocol import messages as fleet
-    from windlass.weights.tensors.slices import Slice
-    from windlass.weights.transfer.pieces import Catalogue, CheckpointPiece
+    from windlass.runtime.engine.ranks.messages import RankHeartbeat
+    from windlass.runtime.fleet.protocol import messages as fleet
+    from windlass.runtime.weights.tensors.slices import Slice
+    from windlass.runtime.weights.transfer.pieces import Catalogue, CheckpointPiece
 
     kinds = {"CheckpointPiece": CheckpointPiece, "Slice": Slice, "Catalogue": Catalogue}
     plain = {name: _plain_value(kind) for name, kind in kinds.items()}
@@ -466,8 +466,8 @@ def _plain_value(kind: Any) -> Any:
 
 def read_fleet(data: bytes, folder: Path) -> None:
     """A body that is signed correctly, as a worker or root of another version would send it."""
-    from windlass.fleet.protocol.handshake import DECODE_ERRORS
-    from windlass.fleet.protocol.messages import FromRoot, FromWorker
+    from windlass.runtime.fleet.protocol.handshake import DECODE_ERRORS
+    from windlass.runtime.fleet.protocol.messages import FromRoot, FromWorker
 
     for kind in (FromRoot, FromWorker):
         with contextlib.suppress(*DECODE_ERRORS):
@@ -475,14 +475,14 @@ def read_fleet(data: bytes, folder: Path) -> None:
 
 
 def _handshake_samples(folder: Path) -> list[Sample]:
-    from windlass.fleet.protocol.handshake import PROOF_REFUSED, WORKER, Handshake
+    from windlass.runtime.fleet.protocol.handshake import PROOF_REFUSED, WORKER, Handshake
 
     other = Handshake(b"s" * 32, WORKER)
     return [(other.hello,), (other.proof(),), (PROOF_REFUSED,)]
 
 
 def read_handshake(data: bytes, folder: Path) -> None:
-    from windlass.fleet.protocol.handshake import ROOT, Handshake
+    from windlass.runtime.fleet.protocol.handshake import ROOT, Handshake
 
     own = Handshake(b"s" * 32, ROOT)
     for receive in (own.receive_hello, own.receive_proof):
@@ -492,9 +492,9 @@ def read_handshake(data: bytes, folder: Path) -> None:
 
 def read_channel(data: bytes, folder: Path) -> None:
     """What arrives on an authenticated connection: frames with their signatures."""
-    from windlass.fleet.protocol.channel import Channel, ChannelLost
-    from windlass.fleet.protocol.handshake import SigningKeys
-    from windlass.fleet.protocol.messages import FromWorker
+    from windlass.runtime.fleet.protocol.channel import Channel, ChannelLost
+    from windlass.runtime.fleet.protocol.handshake import SigningKeys
+    from windlass.runtime.fleet.protocol.messages import FromWorker
 
     async def receive() -> None:
         reader = asyncio.StreamReader()
@@ -514,7 +514,7 @@ class _NoWriter:
 
 
 def _channel_samples(folder: Path) -> list[Sample]:
-    from windlass.fleet.protocol.channel import FrameSigner
+    from windlass.runtime.fleet.protocol.channel import FrameSigner
 
     signer = FrameSigner(b"b" * 32)
     parts: list[bytes] = []

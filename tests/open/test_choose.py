@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from windlass.core.hardware.parse import parse_hardware
-from windlass.families.registry import KnownModel, find, known_models
+from windlass.model.families.registry import KnownModel, find, known_models
 from windlass.open import resolve
 from windlass.open.choose import ChosenFiles, choose_files
 

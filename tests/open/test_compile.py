@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.kernels import build
 from windlass.open import compile as opening
+from windlass.runtime.kernels import build
 
 pytestmark = pytest.mark.cpu
 

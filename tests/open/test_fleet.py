@@ -8,18 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from windlass.bundled.models import find_bundled
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node, planned_epoch
 from windlass.errors import Impossible
+from windlass.model.bundled.models import find_bundled
 from windlass.open.fleet import Replanner, check_split, crowded_note, open_fleet
-from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search.request import PlanRequest
+from windlass.tasks.plan.inference.assemble import make_plan
+from windlass.tasks.plan.inference.search.request import PlanRequest
 
 pytestmark = pytest.mark.cpu
 
-CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
+CONFIG = json.loads((Path(__file__).parents[1] / "model" / "families" / "tiny" / "llama.json").read_text())
 LAUNCH = Launch(model="tiny", random_weights=RandomInit(config=CONFIG, scheme="bf16"))
 NODES = [Node(name=name, memory_bytes=8 * 10**9, bandwidth=1e10) for name in ("root", "a", "b")]
 
@@ -27,7 +27,7 @@ NODES = [Node(name=name, memory_bytes=8 * 10**9, bandwidth=1e10) for name in ("r
 def saved() -> EpochPlan:
     """Three unlike machines, as `windlass plan --save` has them."""
     from windlass.core.hardware.parse import parse_hardware
-    from windlass.families import describe, rules
+    from windlass.model.families import describe, rules
 
     spec = describe(CONFIG, "tiny")
     unlike = parse_hardware("1x(cpu:2,ram=8GB,bw=20GB)+2x(cpu:2,ram=8GB,bw=10GB)@1Gb")

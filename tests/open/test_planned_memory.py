@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from windlass.bundled.models import find_bundled
 from windlass.cli import execute
+from windlass.model.bundled.models import find_bundled
 
 pytestmark = pytest.mark.cpu
 
 
 @pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0", "Q4_0"])
 def test_planned_weights_are_loaded_weights(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from windlass.convert.gguf.convert import to_gguf
-    from windlass.weights.load.checkpoint import CheckpointWeights
-    from windlass.weights.source import open_source
+    from windlass.runtime.weights.load.checkpoint import CheckpointWeights
+    from windlass.runtime.weights.source import open_source
+    from windlass.tasks.convert.gguf.convert import to_gguf
 
     source = find_bundled("tiny-glm")
     assert source is not None

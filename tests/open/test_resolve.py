@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from windlass.bundled.models import find_bundled
 from windlass.errors import BadInput, UnknownName
+from windlass.model.bundled.models import find_bundled
 from windlass.open import resolve
 
 pytestmark = pytest.mark.pure
 
-TINY = Path(__file__).parents[1] / "families" / "tiny" / "llama.json"
+TINY = Path(__file__).parents[1] / "model" / "families" / "tiny" / "llama.json"
 
 
 @pytest.fixture
 def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A conversion in Windlass's own directory."""
-    monkeypatch.setattr("windlass.formats.hub.local.models_directory", lambda: tmp_path)
+    monkeypatch.setattr("windlass.model.formats.hub.local.models_directory", lambda: tmp_path)
     folder = tmp_path / "mine-int4"
     folder.mkdir()
     (folder / "config.json").write_text(TINY.read_text())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from windlass.core.scheme import Keep, scheme
-from windlass.formats.gguf.writer import GgufOutput, header_bytes
+from windlass.model.formats.gguf.writer import GgufOutput, header_bytes
 from windlass.open import resolve, stored
 
 pytestmark = pytest.mark.pure

@@ -20,16 +20,16 @@ from fuzz import made_models as made
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.plan import Plan
 from windlass.errors import BadInput
-from windlass.families import rules
-from windlass.families.registry import find, spec_of
-from windlass.launch.command import Command, ServedModel, VllmOptions
-from windlass.launch.vllm import environment as vllm
-from windlass.launch.vllm.render import render_nodes
-from windlass.observe.http import TextServer
-from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search.request import PlanRequest
-from windlass.serve.settings import ServerSettings
-from windlass.text.chat.template import render_chat
+from windlass.model.families import rules
+from windlass.model.families.registry import find, spec_of
+from windlass.model.text.chat.template import render_chat
+from windlass.tasks.launch.command import Command, ServedModel, VllmOptions
+from windlass.tasks.launch.vllm import environment as vllm
+from windlass.tasks.launch.vllm.render import render_nodes
+from windlass.tasks.observe.http import TextServer
+from windlass.tasks.plan.inference.assemble import make_plan
+from windlass.tasks.plan.inference.search.request import PlanRequest
+from windlass.tasks.serve.settings import ServerSettings
 
 pytestmark = pytest.mark.pure
 
@@ -51,7 +51,7 @@ FORBIDDEN: dict[str, frozenset[str]] = {
     "dill.loads": frozenset(),
     "cloudpickle.loads": frozenset(),
     "eval": frozenset(),
-    "exec": frozenset({"evaluate/sandbox/inside.py"}),  # programs that are evaluated, inside the sandbox
+    "exec": frozenset({"tasks/evaluate/sandbox/inside.py"}),  # programs that are evaluated, inside the sandbox
     "os.system": frozenset(),
     "tarfile.extractall": frozenset(),
 }
@@ -129,9 +129,9 @@ def with_code(tmp_path: Path) -> Path:
 
 
 def test_code_that_comes_with_a_model_is_not_run(with_code: Path) -> None:
-    from windlass import families
-    from windlass.formats.config import read_config
-    from windlass.weights.text.files import model_text
+    from windlass.model import families
+    from windlass.model.formats.config import read_config
+    from windlass.runtime.weights.text.files import model_text
 
     assert families.describe(read_config(with_code)).num_layers == 1
     assert model_text(with_code).tokenizer.encode("hello")
@@ -357,11 +357,11 @@ def test_everything_listens_to_this_machine_alone() -> None:
 def test_secrets_are_compared_in_constant_time() -> None:
     """Wherever a key, a tag or a proof that came from outside is looked at."""
     for name in (
-        "serve/http/api_keys.py",
-        "observe/http.py",
-        "fleet/protocol/channel.py",
-        "fleet/protocol/handshake.py",
-        "parallel/mesh.py",
+        "tasks/serve/http/api_keys.py",
+        "tasks/observe/http.py",
+        "runtime/fleet/protocol/channel.py",
+        "runtime/fleet/protocol/handshake.py",
+        "runtime/parallel/mesh.py",
     ):
         assert "hmac.compare_digest" in (SOURCE / name).read_text(), name
 

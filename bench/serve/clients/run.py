@@ -29,7 +29,7 @@ WEATHER = {
 }
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather of a city.", "parameters": WEATHER}}
 KEY = "unused"
-TOKENIZER = str(Path(__file__).resolve().parents[3] / "src" / "windlass" / "bundled" / "tiny-glm")
+TOKENIZER = str(Path(__file__).resolve().parents[3] / "src" / "windlass" / "model" / "bundled" / "tiny-glm")
 """For clients that count tokens themselves and would download one."""
 Check = Callable[[str, str], str]
 CLIENTS: list[tuple[str, Check]] = []

@@ -25,7 +25,7 @@ def execute(argv: list[str]) -> int:
 
     _replace_unknown_letters(sys.stdout)
     if "HOME" not in os.environ:
-        from windlass.machine.folders import ensure_home
+        from windlass.runtime.machine.folders import ensure_home
 
         ensure_home()
     try:

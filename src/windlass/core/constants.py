@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 BLOCK_TOKENS = 16
-"""Tokens of a KV cache block. Kernels are compiled for this size (kernels/native/simd/lanes.h)."""
+"""Tokens of a KV cache block. Kernels are compiled for this size (runtime/kernels/native/simd/lanes.h)."""
 FP8_BLOCK = 128
 """Rows and columns that share a scale in block-quantized fp8 checkpoints (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)."""
 MXFP4_BLOCK = 32

@@ -1,4 +1,4 @@
-"""What the fused Hopper kernels (kernels/cuda) support. Torch-free, for the planner; nn/fused uses the same limits."""
+"""What the fused Hopper kernels (runtime/kernels/cuda) support. Torch-free, for the planner; runtime/nn/fused uses the same limits."""
 
 from __future__ import annotations
 

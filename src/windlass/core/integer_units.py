@@ -1,4 +1,4 @@
-"""How products of many rows with 4-bit weights in integer arithmetic (kernels/cuda/int8.py) are cut into the work of thread blocks."""
+"""How products of many rows with 4-bit weights in integer arithmetic (runtime/kernels/cuda/int8.py) are cut into the work of thread blocks."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SPECULATE = ("auto", "off", "ngram", "mtp")
 """Or a model that drafts."""
 LEAST_MEMORY = 256 * MIB
 """A process with torch takes about as much before any weight is loaded."""
-LOADER = "windlass.engine.ranks.first:load_job"
+LOADER = "windlass.runtime.engine.ranks.first:load_job"
 
 
 class RandomInit(Frozen):

@@ -109,7 +109,7 @@ class PoolPlan(Frozen):
 
 
 class DisaggregatedPlan(Frozen):
-    """Prompts and decoding on machines of their own (plan/inference/disaggregate.py)."""
+    """Prompts and decoding on machines of their own (tasks/plan/inference/disaggregate.py)."""
 
     prefill: PoolPlan
     decode: PoolPlan

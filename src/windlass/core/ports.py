@@ -123,7 +123,7 @@ class Weights(Protocol):
 
 
 class Watching(Protocol):
-    """Keeps a day of numbers and evaluates alert rules, in the server's process (`observe/watch.py`)."""
+    """Keeps a day of numbers and evaluates alert rules, in the server's process (`tasks/observe/watch.py`)."""
 
     def tick(self) -> object:
         """Every few seconds, in a thread."""

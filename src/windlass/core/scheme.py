@@ -15,7 +15,7 @@ GROUPS = (128, 64, 32)
 KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0625, "int4": 0.5625}
 """Per element; the integers with a 16-bit scale for every 32 (q8_0 and q4_0), for planning other engines."""
 KV_VECTOR_BYTES = {"fp8": 1.0}
-"""Per key and per value of a token and head: fp8 has a power of two for each (kernels/fp8_cache.py). vLLM has none, and is planned with it too."""
+"""Per key and per value of a token and head: fp8 has a power of two for each (runtime/kernels/fp8_cache.py). vLLM has none, and is planned so too."""
 
 
 def kv_token_bytes(spec: ModelSpec, kv: str) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.check.model.files import FileFacts
 from windlass.errors import Error
+from windlass.tasks.check.model.files import FileFacts
 
 REPORT = "windlass-report.json"
 """Of `windlass convert`."""
@@ -21,9 +21,9 @@ def read_files(path: Path, digests: bool, seen: Callable[[str], None] = lambda _
     """`digests`: also read every byte. `seen`: called with each file's name before it is read."""
     if path.is_file():
         return FileFacts(path=str(path), num_files=1, num_bytes=path.stat().st_size)
-    from windlass.formats.checkpoint import tensor_names
-    from windlass.formats.safetensors.files import SAFETENSORS_INDEX, missing_files, read_index, safetensors_files
-    from windlass.formats.safetensors.header import read_header
+    from windlass.model.formats.checkpoint import tensor_names
+    from windlass.model.formats.safetensors.files import SAFETENSORS_INDEX, missing_files, read_index, safetensors_files
+    from windlass.model.formats.safetensors.header import read_header
 
     problems: list[str] = []
     names = safetensors_files(path)
@@ -80,7 +80,7 @@ class _Report(msgspec.Struct):
 
 
 def _wrong_digests(path: Path, names: list[str], seen: Callable[[str], None]) -> tuple[list[str], int]:
-    from windlass.formats.safetensors.writer import file_digest
+    from windlass.model.formats.safetensors.writer import file_digest
 
     known, wrong = known_digests(path, names), list[str]()
     for name, expected in known.items():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen
 from windlass.core.scheme import Scheme, scheme
-from windlass.families import rules
-from windlass.families.registry import KnownModel, PublishedFiles, spec_of
+from windlass.model.families import rules
+from windlass.model.families.registry import KnownModel, PublishedFiles, spec_of
 from windlass.units import format_bytes
 
 CONTEXT = 8192
@@ -48,8 +48,8 @@ def _held_as(name: str, gguf: bool) -> Scheme:
 
 def free_bytes(known: KnownModel, scheme_name: str, gguf: bool, hardware: Hardware) -> int | None:
     """Memory left on the fullest device; None: it does not fit without offloading."""
-    from windlass.plan.inference.remedy import fits_devices
-    from windlass.plan.inference.search.request import PlanRequest
+    from windlass.tasks.plan.inference.remedy import fits_devices
+    from windlass.tasks.plan.inference.search.request import PlanRequest
 
     spec = spec_of(known)
     stored = _held_as(scheme_name, gguf)

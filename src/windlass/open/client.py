@@ -11,9 +11,9 @@ from windlass.errors import MissingExtra
 from windlass.open.drafts import with_draft_model
 
 if TYPE_CHECKING:
-    from windlass.engine.client.client import EngineClient
-    from windlass.engine.client.requests import Progress
-    from windlass.fleet.root.epoch import NodeProgress
+    from windlass.runtime.engine.client.client import EngineClient
+    from windlass.runtime.engine.client.requests import Progress
+    from windlass.runtime.fleet.root.epoch import NodeProgress
 
 
 def require_torch(purpose: str) -> None:
@@ -28,14 +28,14 @@ def open_client(
     notify: Callable[[str], None] = lambda _: None,
 ) -> EngineClient:
     """It loads with the first request. `nodes`: progress of each machine; `notify`: lines an operator should see."""
-    from windlass.engine.client.client import open_client as open_local
-    from windlass.engine.client.client import with_text
+    from windlass.runtime.engine.client.client import open_client as open_local
+    from windlass.runtime.engine.client.client import with_text
 
     launch = with_draft_model(launch)
     if launch.is_single:
         return open_local(launch, progress)
-    from windlass.fleet.root.client import FleetClient
     from windlass.open.fleet import open_fleet
+    from windlass.runtime.fleet.root.client import FleetClient
 
     launch, text = with_text(launch)
     return FleetClient(open_fleet(launch, nodes, notify), text, progress)

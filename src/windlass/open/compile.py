@@ -8,12 +8,12 @@ from windlass.errors import DISTRIBUTION
 
 MESSAGE = "compiling kernels for this machine, once (about a minute)"
 TIMES_SLOWER = "40 to 300"
-"""Decoding with PyTorch's operations instead of the compiled kernels on two cores: tiny-glm and SmolLM2-135M (docs/guides/install.md)."""
+"""Decoding with PyTorch's operations instead of the compiled kernels on two cores: tiny-glm and SmolLM2-135M (docs/reference/install.md)."""
 
 
 def compile_kernels(shown: bool, device: str = "auto") -> None:
     """Before the engine process starts, which would compile them silently. `device`: as in Launch. Models on a GPU do not need them."""
-    from windlass.kernels import build
+    from windlass.runtime.kernels import build
 
     if device not in ("auto", "cpu") or (device == "auto" and _has_gpu()):
         return
@@ -35,7 +35,7 @@ def warning(why: str) -> str:
 
 
 def _compile(shown: bool) -> None:
-    from windlass.kernels import build
+    from windlass.runtime.kernels import build
 
     if not shown or not sys.stderr.isatty():
         if shown:
@@ -53,6 +53,6 @@ def _has_gpu() -> bool:
     from importlib.metadata import version
     from pathlib import Path
 
-    from windlass.machine.gpus import DRIVER_FILES
+    from windlass.runtime.machine.gpus import DRIVER_FILES
 
     return any(Path(file).exists() for file in DRIVER_FILES) and not version("torch").endswith("+cpu")

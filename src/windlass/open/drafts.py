@@ -26,7 +26,7 @@ def with_draft_model(launch: Launch, shown: bool = False) -> Launch:
 
 
 def _check_tokens(model: str, draft: Path) -> None:
-    from windlass.weights.text.files import model_text
+    from windlass.runtime.weights.text.files import model_text
 
     main, other = (model_text(Path(path)).tokenizer.backend.get_vocab() for path in (model, draft))
     different = sum(1 for token, number in other.items() if main.get(token) != number)

@@ -16,9 +16,9 @@ from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node
 
 if TYPE_CHECKING:
-    from windlass.fleet.root.epoch import MakeEngine, NodeProgress
-    from windlass.fleet.root.root import Fleet
-    from windlass.plan.inference.epoch import EpochRequest
+    from windlass.runtime.fleet.root.epoch import MakeEngine, NodeProgress
+    from windlass.runtime.fleet.root.root import Fleet
+    from windlass.tasks.plan.inference.epoch import EpochRequest
 
 SEQUENCES, SEQUENCE_TOKENS, SINGLE_SEQUENCE_TOKENS = 16, 2048, 8192
 """KV memory planned for by default: many short conversations, or one longer one."""
@@ -30,8 +30,8 @@ def open_fleet(
     notify: Callable[[str], None],
     make_engine: MakeEngine | None = None,
 ) -> Fleet:
-    from windlass.fleet.protocol.secret import read_secret, warning
-    from windlass.fleet.root.root import Fleet, process_engine
+    from windlass.runtime.fleet.protocol.secret import read_secret, warning
+    from windlass.runtime.fleet.root.root import Fleet, process_engine
 
     secret = b""
     if launch.secret_file is not None:
@@ -58,7 +58,7 @@ def check_split(launch: Launch) -> None:
     """
     from windlass.core.place import place
     from windlass.core.scheme import GROUPS, scheme
-    from windlass.families import describe, rules
+    from windlass.model.families import describe, rules
 
     if launch.random_weights is not None:
         config, quantized = launch.random_weights.config, scheme(launch.random_weights.scheme, launch.random_weights.group)
@@ -79,14 +79,14 @@ def _device(asked: str) -> str:
     """Every machine of a fleet uses the same kind of device; `auto` is this machine's."""
     if asked == "cpu":
         return asked
-    from windlass.machine.gpus import this_machines_gpus
+    from windlass.runtime.machine.gpus import this_machines_gpus
 
     gpus = this_machines_gpus()  # raises if GPUs cannot be counted; their number decides the transport
     return asked if asked != "auto" else "cuda" if gpus else "cpu"
 
 
 def _crowded(launch: Launch) -> str:
-    from windlass.machine.system import this_system
+    from windlass.runtime.machine.system import this_system
 
     return "" if launch.device != "cpu" else crowded_note(launch.layout, launch.ranks_per_machine, this_system().num_cores)
 
@@ -114,7 +114,7 @@ class Replanner:
         return self._launch.planned or EpochPlan(layout=layout, nodes=(0,) * layout.world)
 
     def replan(self, nodes: Sequence[Node]) -> EpochPlan:
-        from windlass.plan.inference.epoch import replan
+        from windlass.tasks.plan.inference.epoch import replan
 
         planned = self._launch.planned
         return planned if planned is not None and len(nodes) == len(set(planned.nodes)) else replan(self._question, nodes)
@@ -131,16 +131,16 @@ class Replanner:
     @cached_property
     def _question(self) -> EpochRequest:
         from windlass.core.scheme import scheme
-        from windlass.families import describe, rules
-        from windlass.plan.inference.epoch import EpochRequest
+        from windlass.model.families import describe, rules
+        from windlass.tasks.plan.inference.epoch import EpochRequest
 
         launch, random = self._launch, self._launch.random_weights
         if random is not None:
             spec = describe(random.config, launch.model)
             table, how = rules(spec), scheme(random.scheme, random.group, launch.kv_type)
         else:
-            from windlass.weights.schemes import sizing_scheme
-            from windlass.weights.source import open_model
+            from windlass.runtime.weights.schemes import sizing_scheme
+            from windlass.runtime.weights.source import open_model
 
             opened = open_model(Path(launch.model))
             try:

@@ -43,7 +43,7 @@ def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_generation_config(model: Path) -> dict[str, Any]:
     """From the model's directory, or beside its file: one of its own (NAME.generation_config.json) or the folder's. Empty: none is readable."""
-    from windlass.weights.files import GENERATION_CONFIG, own_generation_config
+    from windlass.runtime.weights.files import GENERATION_CONFIG, own_generation_config
 
     beside = [model / GENERATION_CONFIG] if model.is_dir() else [own_generation_config(model), model.parent / GENERATION_CONFIG]
     for path in beside:

@@ -13,7 +13,7 @@ def resolve_hardware(text: str | None) -> Hardware:
         from windlass.core.hardware.parse import parse_hardware
 
         return parse_hardware(text)
-    from windlass.machine.probe import probe
+    from windlass.runtime.machine.probe import probe
 
     return probe()
 
@@ -74,7 +74,7 @@ def with_disk(hardware: Hardware, folder: Path) -> Hardware:
 
     import msgspec
 
-    from windlass.machine.disk import read_speed
+    from windlass.runtime.machine.disk import read_speed
 
     if not folder.is_dir():
         raise BadInput(f"--disk-folder {folder} is not a folder; create it, or name one on a fast local disk")

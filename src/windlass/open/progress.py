@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.fleet.root.epoch import NodeProgress
+    from windlass.runtime.fleet.root.epoch import NodeProgress
 
 Started = Callable[[int], Callable[[int], None]]
 """Total bytes -> a function that advances the bar by so many bytes."""

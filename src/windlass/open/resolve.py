@@ -17,8 +17,8 @@ import msgspec
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Rule
 from windlass.errors import BadInput
-from windlass.families import describe, hints_from, rules
-from windlass.families.registry import KnownModel, find, published_config, refuse_beyond_reach, spec_of, unknown_model
+from windlass.model.families import describe, hints_from, rules
+from windlass.model.families.registry import KnownModel, find, published_config, refuse_beyond_reach, spec_of, unknown_model
 from windlass.open.stored import StoredFiles, stored_files
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def find_model(name: str) -> ModelLocation:
     if known is not None:
         return ModelLocation(known=known, hub=known.hub)
     refuse_beyond_reach(name)
-    from windlass.formats.hub.hub import looks_like_hub_name
+    from windlass.model.formats.hub.hub import looks_like_hub_name
 
     if not looks_like_hub_name(name):
         raise unknown_model(name, also=_own_names())
@@ -71,7 +71,7 @@ def model_files(name: str, shown: bool) -> Path:
     found = find_model(name)
     if found.path is None:
         return download(found.hub, DOWNLOADS, shown)
-    from windlass.weights.files import model_file
+    from windlass.runtime.weights.files import model_file
 
     here = model_file(found.path)
     _check_directory(here)
@@ -119,7 +119,7 @@ def describe_model(name: str) -> ModelDescription:
     if found.known is not None:
         spec = spec_of(found.known)
         return ModelDescription(spec=spec, rules=rules(spec), source=found.hub)
-    from windlass.formats.hub.hub import fetch_config
+    from windlass.model.formats.hub.hub import fetch_config
 
     described = describe_path(fetch_config(found.hub), found.hub.split("/")[-1])
     return msgspec.structs.replace(described, source=found.hub)
@@ -127,8 +127,8 @@ def describe_model(name: str) -> ModelDescription:
 
 def model_config(name: str) -> tuple[dict[str, Any], str]:
     """The config.json of a model and its name; no weights are needed."""
-    from windlass.formats.config import read_config
-    from windlass.formats.hub.hub import fetch_config
+    from windlass.model.formats.config import read_config
+    from windlass.model.formats.hub.hub import fetch_config
 
     found = find_model(name)
     if found.path is not None:
@@ -150,7 +150,7 @@ def describe_path(path: Path, name: str = "") -> ModelDescription:
 
 
 def download(hub_name: str, max_workers: int, shown: bool) -> Path:
-    from windlass.formats.hub.hub import pull
+    from windlass.model.formats.hub.hub import pull
     from windlass.open.progress import ByteBar, byte_progress
 
     with byte_progress(f"downloading {hub_name}", shown) as started:
@@ -158,7 +158,7 @@ def download(hub_name: str, max_workers: int, shown: bool) -> Path:
 
 
 def download_file(hub_name: str, file: str, shown: bool) -> Path:
-    from windlass.formats.hub.hub import pull_file
+    from windlass.model.formats.hub.hub import pull_file
     from windlass.open.progress import ByteBar, byte_progress
 
     with byte_progress(f"downloading {file}", shown) as started:
@@ -186,8 +186,8 @@ def _existing(name: str) -> Path | None:
 
 def _local(name: str) -> Path | None:
     """A conversion of ours, or the bundled model."""
-    from windlass.bundled.models import find_bundled
-    from windlass.formats.hub.local import models_directory
+    from windlass.model.bundled.models import find_bundled
+    from windlass.model.formats.hub.local import models_directory
 
     converted = models_directory() / name
     return converted if converted.is_dir() else find_bundled(name)
@@ -195,8 +195,8 @@ def _local(name: str) -> Path | None:
 
 def _own_names() -> list[str]:
     """Names that `_local` finds."""
-    from windlass.bundled.models import bundled_names
-    from windlass.formats.hub.local import models_directory
+    from windlass.model.bundled.models import bundled_names
+    from windlass.model.formats.hub.local import models_directory
 
     folder = models_directory()
     return [*bundled_names(), *(sorted(one.name for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else ())]

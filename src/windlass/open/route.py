@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from windlass.core.client import Client
 from windlass.core.launch import Launch
 from windlass.errors import BadInput
-from windlass.route.decide.router_file import read_router
-from windlass.route.operate.arm import Arm
-from windlass.route.operate.cascade import RunTests
-from windlass.route.operate.client import RouterClient, check_budget
-from windlass.route.operate.gate import GatedClient, SwapGate
-from windlass.route.operate.log import DecisionLog
-from windlass.route.operate.settings import ModelSettings, RouteSettings, check_models, read_settings
+from windlass.tasks.route.decide.router_file import read_router
+from windlass.tasks.route.operate.arm import Arm
+from windlass.tasks.route.operate.cascade import RunTests
+from windlass.tasks.route.operate.client import RouterClient, check_budget
+from windlass.tasks.route.operate.gate import GatedClient, SwapGate
+from windlass.tasks.route.operate.log import DecisionLog
+from windlass.tasks.route.operate.settings import ModelSettings, RouteSettings, check_models, read_settings
 
 if TYPE_CHECKING:
-    from windlass.evaluate.sandbox.sandbox import Sandbox
+    from windlass.tasks.evaluate.sandbox.sandbox import Sandbox
 
 MAX_DEPTH = 4
 """Of routers inside routers: one that names itself would never end."""
@@ -121,7 +121,7 @@ def _run_tests(settings: RouteSettings) -> RunTests | None:
     """The sandbox of `windlass eval`, made with its first program."""
     if settings.cascade is None or not settings.cascade.tests:
         return None
-    from windlass.evaluate.sandbox.sandbox import Program, Sandbox
+    from windlass.tasks.evaluate.sandbox.sandbox import Program, Sandbox
 
     kept: list[Sandbox] = []
 

@@ -15,7 +15,7 @@ from windlass.core.scheme import GROUPS, SCHEME_NAMES, Scheme, mixed_file, schem
 from windlass.errors import BadInput
 
 if TYPE_CHECKING:
-    from windlass.formats.gguf.header import GgufHeader, GgufTensor
+    from windlass.model.formats.gguf.header import GgufHeader, GgufTensor
 
 SMALLEST_GROUP = 32
 GGML_SCHEMES: dict[str, tuple[str, bool]] = {
@@ -52,7 +52,7 @@ class StoredFiles(Frozen):
 
 def stored_files(path: Path) -> StoredFiles:
     """Of a directory, a .gguf or .m file, or a config.json."""
-    from windlass.weights.files import model_file
+    from windlass.runtime.weights.files import model_file
 
     found = model_file(path) if path.is_dir() or path.suffix in (".gguf", ".m") else path
     if found.suffix == ".gguf" and found.is_file():
@@ -64,8 +64,8 @@ def stored_files(path: Path) -> StoredFiles:
 
 
 def _directory(path: Path) -> StoredFiles:
-    from windlass.formats.checkpoint import digest, tensor_names
-    from windlass.formats.config import read_config
+    from windlass.model.formats.checkpoint import digest, tensor_names
+    from windlass.model.formats.config import read_config
 
     config = read_config(path)
     if {"layout", "scheme", "ranks"} <= config.keys():
@@ -112,10 +112,10 @@ def _asymmetric(config: Mapping[str, Any]) -> bool:
 
 
 def _gguf(path: Path) -> StoredFiles:
-    from windlass.families.gguf.config import gguf_config
-    from windlass.families.gguf.names import architecture_of, gguf_sources
-    from windlass.formats.gguf.header import read_header
-    from windlass.weights.files import weight_files
+    from windlass.model.families.gguf.config import gguf_config
+    from windlass.model.families.gguf.names import architecture_of, gguf_sources
+    from windlass.model.formats.gguf.header import read_header
+    from windlass.runtime.weights.files import weight_files
 
     files = weight_files(path)
     headers = {file: read_header(file) for file in files}
@@ -183,8 +183,8 @@ def _rope_factors(headers: Mapping[Path, GgufHeader]) -> list[float]:
 
 
 def _dllama(path: Path) -> StoredFiles:
-    from windlass.families.dllama.header import config_from
-    from windlass.formats.dllama.file import read_header, read_weight_type
+    from windlass.model.families.dllama.header import config_from
+    from windlass.model.formats.dllama.file import read_header, read_weight_type
 
     header = read_header(path)
     kind = DLLAMA_TYPES[read_weight_type(path, header).name]
@@ -209,6 +209,6 @@ def _digest(files: Iterable[Path], lines: Iterable[str]) -> str:
 
 
 def _size(path: Path) -> int:
-    from windlass.weights.files import weight_files
+    from windlass.runtime.weights.files import weight_files
 
     return sum(file.stat().st_size for file in weight_files(path)) if path.is_dir() else 0

@@ -18,9 +18,9 @@ from windlass.core.launch import Launch
 from windlass.core.layout import Layout
 from windlass.core.scheme import Scheme, scheme
 from windlass.errors import BadInput
-from windlass.families import describe, rules
-from windlass.measure.setup import BenchSetup
+from windlass.model.families import describe, rules
 from windlass.open import stored
+from windlass.tasks.bench.setup import BenchSetup
 
 pytestmark = pytest.mark.cpu
 
@@ -90,10 +90,10 @@ def test_mistakes_are_one_line(words: list[str], expected: str, capsys: pytest.C
 def test_a_tiny_model_is_measured(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windlass.measure import limits
+    from windlass.tasks.bench import limits
 
     monkeypatch.setattr(limits, "SECONDS", 0.02)  # how quick this machine is matters to nobody here
-    monkeypatch.setattr("windlass.measure.bench.measure_limits", cache(limits.measure_limits))
+    monkeypatch.setattr("windlass.tasks.bench.bench.measure_limits", cache(limits.measure_limits))
     saved, trace, picture = tmp_path / "one.json", tmp_path / "trace.json", tmp_path / "memory.png"
     words = ["bench", str(config), "--random-weights", "--quant", "int4", "--group", "32", "--batch", "1,2"]
     words += ["--prompt-tokens", "20", "--new-tokens", "12", "--device", "cpu"]
@@ -116,7 +116,7 @@ def test_a_tiny_model_is_measured(
     assert json.loads(printed.out)["model"] == "tiny" and printed.err == ""
 
 
-HASTY = "import windlass.cli; from windlass.measure import limits; limits.SECONDS = 0.02; windlass.cli.main()"
+HASTY = "import windlass.cli; from windlass.tasks.bench import limits; limits.SECONDS = 0.02; windlass.cli.main()"
 """The command line, which measures this machine for a moment only."""
 
 

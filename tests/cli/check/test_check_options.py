@@ -10,13 +10,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from rich.console import Console
 
-from windlass.check.model.generation import GenerationFacts
-from windlass.check.report import Report, failed, passed
 from windlass.cli import execute
 from windlass.cli.check.run import _monitor
 from windlass.cli.check.table import table
 from windlass.errors import BadInput
-from windlass.machine.health.disk_check import disk_room
+from windlass.runtime.machine.health.disk_check import disk_room
+from windlass.tasks.check.model.generation import GenerationFacts
+from windlass.tasks.check.report import Report, failed, passed
 
 pytestmark = pytest.mark.pure
 
@@ -118,7 +118,7 @@ def test_a_rehearsal_that_fails_is_a_row_beside_what_was_measured(
     monkeypatch.setattr("windlass.cli.run.session.ready_client", lambda launch, shown: nullcontext())
     monkeypatch.setattr("windlass.cli.check.model._generate", lambda *given: facts)
     monkeypatch.setattr("windlass.cli.check.model.rehearse", rehearse)
-    monkeypatch.setattr("windlass.machine.health.disk_check.measure_disk", disk_room)
+    monkeypatch.setattr("windlass.runtime.machine.health.disk_check.measure_disk", disk_room)
     assert execute(["check", "tiny-glm", "--full", "--tasks", "lists", "--json"]) == 2
     report = json.loads(capsys.readouterr().out)
     bad = [row for row in report["checks"] if row["state"] == "fail"]

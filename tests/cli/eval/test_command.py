@@ -19,8 +19,8 @@ from windlass.cli.eval import run as run_module
 from windlass.cli.eval.models import OpenModel
 from windlass.cli.eval.options import EvalOptions
 from windlass.core.launch import Launch
-from windlass.evaluate.run.estimate import Speed
-from windlass.evaluate.run.settings import Wanted
+from windlass.tasks.evaluate.run.estimate import Speed
+from windlass.tasks.evaluate.run.settings import Wanted
 
 pytestmark = pytest.mark.pure
 
@@ -152,7 +152,7 @@ def test_compare_reads_journals(task: Path, tmp_path: Path, capsys: pytest.Captu
 def test_failures_are_retried(
     task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windlass.evaluate.run import retry
+    from windlass.tasks.evaluate.run import retry
 
     monkeypatch.setattr(retry, "FIRST_DELAY_SECONDS", 0.0)
     with AnsweringServer(fails=2) as server:
@@ -216,7 +216,7 @@ def test_a_server_without_logprobs_is_refused_before_anything_is_asked(
 def test_a_full_disk_is_one_line_and_loses_nothing(
     server: AnsweringServer, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from windlass.formats.disk import journal
+    from windlass.model.formats.disk import journal
 
     folder, write, written = tmp_path / "r", os.write, [0]
 

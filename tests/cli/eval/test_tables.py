@@ -12,11 +12,11 @@ from rich.console import Console
 from windlass.cli.eval.models import weights_digest
 from windlass.cli.eval.progress import Bar
 from windlass.cli.eval.tables import show_report, table
-from windlass.evaluate.report.report import ModelRun, build, measure
-from windlass.evaluate.run.items import Prepared, prepare
-from windlass.evaluate.run.records import Record
-from windlass.evaluate.run.settings import Settings, Wanted
-from windlass.evaluate.tasks.task import parse_task
+from windlass.tasks.evaluate.report.report import ModelRun, build, measure
+from windlass.tasks.evaluate.run.items import Prepared, prepare
+from windlass.tasks.evaluate.run.records import Record
+from windlass.tasks.evaluate.run.settings import Settings, Wanted
+from windlass.tasks.evaluate.tasks.task import parse_task
 
 pytestmark = pytest.mark.pure
 

@@ -17,7 +17,7 @@ from windlass.cli import execute
 from windlass.cli.eval.metrics import Exported, exported, standing_text
 from windlass.cli.top.terminal import keys_in
 from windlass.core.metrics.exposition import read
-from windlass.evaluate.run.progress import Silent, Standing
+from windlass.tasks.evaluate.run.progress import Silent, Standing
 
 pytestmark = pytest.mark.pure
 

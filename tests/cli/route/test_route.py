@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "route"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "route"))
 
 from routing import NAME, SUM, answers
 

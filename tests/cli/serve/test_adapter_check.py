@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from windlass.bundled.models import find_bundled
 from windlass.cli.serve import adapter_check
 from windlass.cli.serve.adapter_check import PROBLEM, check_adapter
+from windlass.model.bundled.models import find_bundled
 
 pytestmark = pytest.mark.cpu
 
@@ -22,8 +22,8 @@ def adapter(folder: Path, rank: int) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from windlass.weights.adapters import published_matrices
-    from windlass.weights.source import open_model
+    from windlass.runtime.weights.adapters import published_matrices
+    from windlass.runtime.weights.source import open_model
 
     model = find_bundled("tiny-glm")
     assert model is not None

@@ -23,9 +23,9 @@ from windlass.cli import execute as windlass
 from windlass.cli.plan.training import with_trainer_defaults
 from windlass.core.recipe.recipe import recipe_from
 from windlass.errors import NOT_SAVED, STOPPED
-from windlass.train.logging.fan_out import StepMetrics
-from windlass.train.logging.jsonl import JsonLines, read_lines, read_samples
-from windlass.weights.source import open_model
+from windlass.runtime.weights.source import open_model
+from windlass.tasks.train.logging.fan_out import StepMetrics
+from windlass.tasks.train.logging.jsonl import JsonLines, read_lines, read_samples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-tiny_run = _load(Path(__file__).parents[2] / "train" / "tiny_run.py")
+tiny_run = _load(Path(__file__).parents[2] / "tasks" / "train" / "tiny_run.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,7 +68,7 @@ def words(recipe: Path, out: Path, *more: str, **changes: Any) -> list[str]:
 
 
 def last(out: Path) -> tuple[str, dict[str, Tensor]]:
-    from windlass.train.checkpoint.tensors import CheckpointTensors
+    from windlass.tasks.train.checkpoint.tensors import CheckpointTensors
 
     step = sorted((out / "checkpoints").glob("step-*"))[-1]
     tensors = CheckpointTensors(step)
@@ -157,7 +157,7 @@ def test_a_disk_that_is_full_at_the_end(
     recipe: Path, tmp_path: Path, is_stopped: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Steps are gone: neither done nor a stop that a scheduler may repeat. With a second folder it is both, and a resume finds it."""
-    from windlass.train.checkpoint.storage import CheckedWriter
+    from windlass.tasks.train.checkpoint.storage import CheckedWriter
 
     out, second, real = tmp_path / "run", tmp_path / "second", CheckedWriter.write_data
 
@@ -257,7 +257,7 @@ import os, signal, sys, time
 from pathlib import Path
 
 if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-    from windlass.train.loop.guard import LossGuard
+    from windlass.tasks.train.loop.guard import LossGuard
 
     plain, calls = LossGuard.judge, []
 
@@ -318,10 +318,10 @@ def logits_of(model: Path, tokens: Tensor) -> Tensor:
     """All of one sequence, by our own decoder in fp32."""
     import torch
 
-    from windlass.nn import Decoder
-    from windlass.train.data.batches import PackedBatch
-    from windlass.train.model.packing import packed_step
-    from windlass.weights.load.checkpoint import CheckpointWeights
+    from windlass.runtime.nn import Decoder
+    from windlass.runtime.weights.load.checkpoint import CheckpointWeights
+    from windlass.tasks.train.data.batches import PackedBatch
+    from windlass.tasks.train.model.packing import packed_step
 
     opened = open_model(model)
     decoder = Decoder(opened.spec, CheckpointWeights(opened, dtype=torch.float32, keep_quantized=False))
@@ -530,11 +530,11 @@ def test_worker_words_say_the_same(tmp_path: Path) -> None:
 def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a torchrun of the user's own, whose folder has the outcome of a run that failed; started again by the agent, it counts."""
     from windlass.cli.train import worker as train_worker
-    from windlass.train.loop.elastic import RunOutcome, read_outcome, write_outcome
-    from windlass.train.loop.loop import RunResult
+    from windlass.tasks.train.loop.elastic import RunOutcome, read_outcome, write_outcome
+    from windlass.tasks.train.loop.loop import RunResult
 
     monkeypatch.setattr(train_worker, "_run", lambda *_: RunResult(kind="done", step=3))
-    monkeypatch.setattr("windlass.train.loop.elastic.stop_when_agent_dies", lambda: None)
+    monkeypatch.setattr("windlass.tasks.train.loop.elastic.stop_when_agent_dies", lambda: None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     given: Any = SimpleNamespace(folder=tmp_path, options=SimpleNamespace(as_json=True))
     for restarts, code, kind in (("1", 2, "failed"), ("0", 0, "done")):

@@ -15,8 +15,8 @@ from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.device import RING_SLOTS, DeviceNeeds, DevicePlan, ModelStage, device_limits, plan_device
 from windlass.core.tiers.values import Speeds, in_blocks
 from windlass.errors import DoesNotFit
-from windlass.families import rules
-from windlass.families.registry import find, spec_of
+from windlass.model.families import rules
+from windlass.model.families.registry import find, spec_of
 from windlass.units import GB, MIB
 
 pytestmark = pytest.mark.pure

@@ -12,14 +12,14 @@ from windlass.core.tiers.below import RoomBelow, with_disk
 from windlass.core.tiers.budget import GPU_GROWTH_BYTES, GPU_PROCESS_BYTES, LOADING_BYTES, gpu_reserve_bytes
 from windlass.core.tiers.demand import demand_of, planned_tensors
 from windlass.core.tiers.device import DeviceNeeds, DevicePlan, ModelStage, device_limits, plan_device
-from windlass.families import rules
-from windlass.families.registry import find, spec_of
+from windlass.model.families import rules
+from windlass.model.families.registry import find, spec_of
 from windlass.units import GB, GIB, MIB
 
 pytestmark = pytest.mark.pure
 
 MEASURED_PROCESS = int((7.26 - 5.41) * GIB)
-"""Beside blocks of experts, after warm-up and prompts (docs/guides/offload.md)."""
+"""Beside blocks of experts, after warm-up and prompts (docs/reference/offload.md)."""
 
 
 def _measured_plan() -> DevicePlan:

@@ -25,7 +25,7 @@ from windlass.core.tiers.guesses import CARRIED_BYTES, GUESS_ROWS, GUESSED_RIGHT
 from windlass.core.tiers.placement import predicted_seconds
 from windlass.core.tiers.values import Demand, Speeds, TierPlacement
 from windlass.open.resolve import describe_model
-from windlass.plan.shards import ModelShards
+from windlass.tasks.plan.shards import ModelShards
 
 pytestmark = pytest.mark.pure
 
@@ -124,8 +124,8 @@ MEASURED = [
     (AIR, 52.0, 50.0, 1, False, 30.4),
     (AIR, 52.0, 50.0, 8, False, 173.2),
 ]
-"""docs/guides/offload.md: model and experts on the device; GB/s of CPU and link; sequences; guesses; milliseconds of a step. The links of the second
-and fourth machine are about 50."""
+"""docs/reference/offload.md: model and experts on the device; GB/s of CPU and link; sequences; guesses; milliseconds of a step. The links of the
+second and fourth machine are about 50."""
 
 
 @pytest.mark.parametrize(("model", "host", "link", "batch", "guesses", "milliseconds"), MEASURED)

@@ -14,8 +14,8 @@ HOST = 85.4e9
 
 
 def test_measured_steps_beside_an_h200() -> None:
-    """With the misses and the speeds of these runs (docs/guides/offload.md): 27.2 experts a step with one row, read at 1.9 GB/s, 150 ms; with eight
-    rows half of 35.5 of each layer's 88, read at 2.84 GB/s, 746 ms."""
+    """With the misses and the speeds of these runs (docs/reference/offload.md): 27.2 experts a step with one row, read at 1.9 GB/s, 150 ms; with
+    eight rows half of 35.5 of each layer's 88, read at 2.84 GB/s, 746 ms."""
     one = Misses(27.2 * EXPERT, EXPERT, LAYERS).waiting_seconds(0.4e-3, HOST, 1.9e9)
     assert one == pytest.approx(0.150, rel=0.15)
     eight = Misses(0.5 * 35.5 * LAYERS * EXPERT, EXPERT, LAYERS).waiting_seconds(0.4e-3, HOST, 2.84e9)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.pure
 
 
 def test_a_prompt_of_4096_takes_two_steps_under_24_gb() -> None:
-    """As measured: 2,798 tokens/s where one step would read 5,400 (docs/guides/offload.md)."""
+    """As measured: 2,798 tokens/s where one step would read 5,400 (docs/reference/offload.md)."""
     spec = describe_model("GLM-4.5-Air").spec
     assert 2048 < offload_step_tokens(spec, 24 * GB) < 4096
     assert offload_step_tokens(spec, 141 * GB) == STEP_TOKENS

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from windlass.core.hardware.parse import parse_hardware
-from windlass.launch.command import Command
-from windlass.launch.vllm.process import free_port
 from windlass.open import hardware as open_hardware
 from windlass.open.vllm import start
 from windlass.open.vllm.client import VllmClient
+from windlass.tasks.launch.command import Command
+from windlass.tasks.launch.vllm.process import free_port
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 pytest.importorskip("httpx")
 
-TINY = Path(__file__).parents[2] / "families" / "tiny"
+TINY = Path(__file__).parents[2] / "model" / "families" / "tiny"
 PROGRAM = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):

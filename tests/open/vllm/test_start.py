@@ -15,7 +15,7 @@ from windlass.open.vllm import start
 
 pytestmark = pytest.mark.cpu
 
-TINY = Path(__file__).parents[2] / "families" / "tiny"
+TINY = Path(__file__).parents[2] / "model" / "families" / "tiny"
 LARGE = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "head_dim": 128}
 
 

@@ -19,14 +19,14 @@ def script(shell: str) -> str:
 
 def complete_model(incomplete: str) -> list[str]:
     """Models that the typed text may be the beginning of: bundled, of the registry, on this disk."""
-    from windlass.bundled.models import bundled_names
-    from windlass.families.registry import known_models
+    from windlass.model.bundled.models import bundled_names
+    from windlass.model.families.registry import known_models
 
     names = {*bundled_names(), *(name for model in known_models() for name in (model.name, *model.aliases)), *_converted()}
     return sorted(name for name in names if name.lower().startswith(incomplete.lower()))
 
 
 def _converted() -> list[str]:
-    from windlass.formats.hub.local import models_directory
+    from windlass.model.formats.hub.local import models_directory
 
     return [folder.name for folder in models_directory().glob("*") if folder.is_dir()]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from windlass.cli.console import console
 from windlass.errors import BadInput, Error, UnknownName
-from windlass.machine.processes import RunningCommand, running_commands
+from windlass.runtime.machine.processes import RunningCommand, running_commands
 from windlass.units import format_bytes, format_seconds
 
 LONG_RUNNING = ("serve", "run", "worker", "bench", "eval", "train", "convert", "launch")

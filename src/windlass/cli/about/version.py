@@ -32,7 +32,7 @@ def installed(package: str) -> str:
 
 def kernels() -> str:
     """Where the CPU kernels would come from; compiles nothing."""
-    from windlass.kernels import build
+    from windlass.runtime.kernels import build
 
     return build.origin("native")
 

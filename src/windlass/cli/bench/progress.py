@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.measure.bench import BenchProgress
+    from windlass.tasks.bench.bench import BenchProgress
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from windlass.open.fleet import Replanner, open_fleet
 
 if TYPE_CHECKING:
     from windlass.core.request import Info
-    from windlass.engine.engine import Engine
-    from windlass.fleet.root.epoch import NodeProgress
-    from windlass.fleet.root.inline import InlineFleet
-    from windlass.measure.report import SplitResult
+    from windlass.runtime.engine.engine import Engine
+    from windlass.runtime.fleet.root.epoch import NodeProgress
+    from windlass.runtime.fleet.root.inline import InlineFleet
+    from windlass.tasks.bench.report import SplitResult
 
 
 class InlineRanks:
@@ -28,8 +28,8 @@ class InlineRanks:
         self._launch: Launch | None = None
 
     def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]:
-        from windlass.engine.ranks.first import load_job
-        from windlass.fleet.root.inline import InlineFleet
+        from windlass.runtime.engine.ranks.first import load_job
+        from windlass.runtime.fleet.root.inline import InlineFleet
 
         self._launch = launch
         self._beside = InlineFleet(lambda make: open_fleet(launch, self._nodes, self._told, make))
@@ -39,7 +39,7 @@ class InlineRanks:
         return engine, info
 
     def watch(self, run: Callable[[], Sequence[float]]) -> SplitResult:
-        from windlass.measure.report import RankTimes, SplitResult
+        from windlass.tasks.bench.report import RankTimes, SplitResult
 
         assert self._beside is not None and self._launch is not None
         plan = self._beside.fleet.plan

@@ -13,13 +13,13 @@ import msgspec
 from windlass.core.launch import Launch, RandomInit, check_quant
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
 from windlass.errors import BadInput, Error, MissingExtra
-from windlass.families import describe, rules
+from windlass.model.families import describe, rules
 from windlass.open.compile import compile_kernels
 from windlass.open.scheme import stored_scheme
 
 if TYPE_CHECKING:
-    from windlass.measure.report import BenchReport
-    from windlass.measure.setup import BenchSetup
+    from windlass.tasks.bench.report import BenchReport
+    from windlass.tasks.bench.setup import BenchSetup
 
 MAX_BATCH = 1024
 
@@ -47,9 +47,9 @@ def run(model: str, options: BenchOptions) -> int:
     begin = time.perf_counter()
     old = _earlier(options.compare)
     setup = _setup(model, options, batches)
-    from windlass.measure.bench import bench
-    from windlass.measure.memory import MemoryLog
-    from windlass.measure.trace import Trace
+    from windlass.tasks.bench.bench import bench
+    from windlass.tasks.bench.memory import MemoryLog
+    from windlass.tasks.bench.trace import Trace
 
     log, trace = MemoryLog(), Trace() if options.profile is not None else None
     with _progress(options) as progress, _spread(options) as spread:
@@ -59,12 +59,12 @@ def run(model: str, options: BenchOptions) -> int:
     if how is not None:
         _keep(report, how)
     if options.as_json:
-        from windlass.measure.report import encode_report
+        from windlass.tasks.bench.report import encode_report
 
         sys.stdout.write(encode_report(report).decode() + "\n")
         return 0
     from windlass.cli.bench.table import show
-    from windlass.measure.report import compare
+    from windlass.tasks.bench.report import compare
 
     show(report, written, compare(report, old) if old is not None else ())
     if options.launch.speculate != "off":
@@ -90,7 +90,7 @@ def kept_as(setup: BenchSetup) -> Scheme | None:
 def _keep(report: BenchReport, how: Scheme) -> None:
     """For the next plan on this machine; not with weights outside of memory, whose speed is the disk's."""
     from windlass.core.hardware.measured import MeasuredRun
-    from windlass.measure import kept
+    from windlass.tasks.bench import kept
 
     if not kept.wanted() or report.tiers is not None:
         return
@@ -159,7 +159,7 @@ def _check(options: BenchOptions) -> None:
 def _earlier(path: Path | None) -> BenchReport | None:
     if path is None:
         return None
-    from windlass.measure.report import read_report
+    from windlass.tasks.bench.report import read_report
 
     return read_report(saved_report(path), str(path))
 
@@ -173,7 +173,7 @@ def saved_report(path: Path) -> bytes:
 
 
 def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> BenchSetup:
-    from windlass.measure.setup import BenchSetup
+    from windlass.tasks.bench.setup import BenchSetup
 
     common: dict[str, Any] = {"batches": batches, "prompt_tokens": options.prompt_tokens, "new_tokens": options.new_tokens}
     if options.random_weights:
@@ -190,7 +190,7 @@ def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> BenchS
         return BenchSetup(name=label, spec=spec, rules=rules(spec), launch=launch, scheme=how, **common)
     from windlass.open.drafts import with_draft_model
     from windlass.open.resolve import runnable_files
-    from windlass.weights.source import open_model
+    from windlass.runtime.weights.source import open_model
 
     path = runnable_files(name, shown=not options.as_json)
     opened = open_model(path)
@@ -204,7 +204,7 @@ def _directory_scheme(path: Path, options: BenchOptions) -> Scheme | None:
     """Of a model directory, as the plan would name it; None for files with types of their own."""
     if not path.is_dir() or not (path / "config.json").is_file():
         return None
-    from windlass.formats.config import read_config
+    from windlass.model.formats.config import read_config
 
     if options.launch.quant is not None:
         return scheme(options.launch.quant, None, options.launch.kv_type)
@@ -217,8 +217,8 @@ def _planned_bytes(setup: BenchSetup) -> int | None:
     if setup.scheme is None:
         return None
     from windlass.open.hardware import resolve_hardware
-    from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search.request import PlanRequest
+    from windlass.tasks.plan.inference.assemble import make_plan
+    from windlass.tasks.plan.inference.search.request import PlanRequest
 
     question = PlanRequest(
         spec=setup.spec,
@@ -247,9 +247,9 @@ def _progress(options: BenchOptions) -> Any:
 
 
 def _write(report: BenchReport, options: BenchOptions, log: Any, trace: Any) -> list[Path]:
-    from windlass.formats.disk.atomic import write_atomically
-    from windlass.measure.memory import draw
-    from windlass.measure.report import encode_report
+    from windlass.model.formats.disk.atomic import write_atomically
+    from windlass.tasks.bench.memory import draw
+    from windlass.tasks.bench.report import encode_report
 
     written: list[Path] = []
     if options.save is not None:

@@ -12,7 +12,7 @@ from windlass.units import format_bytes, format_count, format_rate, format_secon
 
 if TYPE_CHECKING:
     from windlass.core.tiers.stats import TierStats
-    from windlass.measure.report import BatchResult, BenchReport, ReportChange, SplitResult, TierResult
+    from windlass.tasks.bench.report import BatchResult, BenchReport, ReportChange, SplitResult, TierResult
 
 SPECULATION_NOTE = (
     "prompts are random tokens, and answers to them repeat themselves or mean nothing: what speculation gains on them says little"

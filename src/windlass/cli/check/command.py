@@ -122,6 +122,6 @@ def agent() -> int:
     """Measures for `windlass check --hosts`, which starts it."""
     import sys
 
-    from windlass.check.network.agent import serve
+    from windlass.tasks.check.network.agent import serve
 
     return serve(sys.stdin, sys.stdout)

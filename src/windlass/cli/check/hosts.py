@@ -6,21 +6,21 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from windlass.check.report import Check, failed
+from windlass.tasks.check.report import Check, failed
 
 if TYPE_CHECKING:
-    from windlass.check.needs import Needs
-    from windlass.check.network.session import HostAgent, Session
     from windlass.cli.check.options import CheckOptions
-    from windlass.launch.hostfile import SshHost
+    from windlass.tasks.check.needs import Needs
+    from windlass.tasks.check.network.session import HostAgent, Session
+    from windlass.tasks.launch.hostfile import SshHost
 
 SIZES = (2**20, 2**24, 2**26)
 """Of the all-reduce, bytes."""
 
 
 def check_hosts(options: CheckOptions, needs: Needs) -> list[Check]:
-    from windlass.check.network.session import Session
-    from windlass.launch.hostfile import load_hostfile
+    from windlass.tasks.check.network.session import Session
+    from windlass.tasks.launch.hostfile import load_hostfile
 
     assert options.hosts is not None
     hosts = load_hostfile(options.hosts)
@@ -32,19 +32,19 @@ def check_hosts(options: CheckOptions, needs: Needs) -> list[Check]:
 
 
 def _agent(host: SshHost, python: str) -> HostAgent:
-    from windlass.check.network.session import HostAgent
-    from windlass.launch.render.ssh import connect
+    from windlass.tasks.check.network.session import HostAgent
+    from windlass.tasks.launch.render.ssh import connect
 
     there = shlex.join([host.python or python or sys.executable, "-P", "-m", "windlass", "check-agent"])
     return HostAgent(name=host.name, argv=(*connect(host), there), address=host.reached_at)
 
 
 def _judge(session: Session, options: CheckOptions, needs: Needs) -> list[Check]:
-    from windlass.check.machine.disk import judge_shared
-    from windlass.check.machine.facts import judge_machine
-    from windlass.check.machine.host import judge_alike
-    from windlass.check.network.judge import judge_fabric, judge_reach
     from windlass.cli.check.options import say
+    from windlass.tasks.check.machine.disk import judge_shared
+    from windlass.tasks.check.machine.facts import judge_machine
+    from windlass.tasks.check.machine.host import judge_alike
+    from windlass.tasks.check.network.judge import judge_fabric, judge_reach
 
     say(options, "asking all machines")
     facts = session.facts(options.full)
@@ -67,10 +67,10 @@ def _judge(session: Session, options: CheckOptions, needs: Needs) -> list[Check]
 
 
 def _measure(session: Session, options: CheckOptions, needs: Needs) -> list[Check]:
-    from windlass.check.machine.disk import judge_disk
-    from windlass.check.network.judge import judge_all_reduce, judge_bandwidth, judge_work
     from windlass.cli.check.options import say
-    from windlass.launch.ports import meeting_ports
+    from windlass.tasks.check.machine.disk import judge_disk
+    from windlass.tasks.check.network.judge import judge_all_reduce, judge_bandwidth, judge_work
+    from windlass.tasks.launch.ports import meeting_ports
 
     say(options, "measuring disks and the same work on every machine")
     rows = [row for name, one in session.disks(str(options.folder.absolute())).items() for row in judge_disk(one, needs, name)]

@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.check.model.estimate import ANSWER_TOKENS, EXAMPLES, PROMPT_TOKENS, evaluation_seconds, of_others, one_after_another
-from windlass.check.model.files import FileFacts, judge_files
-from windlass.check.model.generation import GenerationFacts, judge_generation
-from windlass.check.needs import needs_of_plan
-from windlass.check.report import Check, failed
 from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of, say
 from windlass.cli.check.rehearsal import basis_of, rehearse, require_tasks
 from windlass.core.launch import Launch, RandomInit
 from windlass.errors import Error
-from windlass.machine.health.other_programs import OtherPrograms
+from windlass.runtime.machine.health.other_programs import OtherPrograms
+from windlass.tasks.check.model.estimate import (
+    ANSWER_TOKENS,
+    EXAMPLES,
+    PROMPT_TOKENS,
+    evaluation_seconds,
+    of_others,
+    one_after_another,
+)
+from windlass.tasks.check.model.files import FileFacts, judge_files
+from windlass.tasks.check.model.generation import GenerationFacts, judge_generation
+from windlass.tasks.check.needs import needs_of_plan
+from windlass.tasks.check.report import Check, failed
 
 if TYPE_CHECKING:
     from windlass.core.client import SyncClient
@@ -60,7 +67,7 @@ def file_rows(path: Path | None, options: CheckOptions) -> list[Check]:
     if path is None:
         return []
     from windlass.open.checkpoint_files import read_files
-    from windlass.weights.files import model_file
+    from windlass.runtime.weights.files import model_file
 
     found = model_file(path)
     facts = read_files(found, digests=options.full, seen=lambda name: say(options, f"reading {name}"))
@@ -71,7 +78,7 @@ def _described(facts: FileFacts, path: Path) -> FileFacts:
     """With what its config and its tokenizer say."""
     from windlass.core.count import count_parameters
     from windlass.open.resolve import describe_path
-    from windlass.weights.text.files import model_text
+    from windlass.runtime.weights.text.files import model_text
 
     changes: dict[str, Any] = {}
     try:
@@ -87,10 +94,10 @@ def _described(facts: FileFacts, path: Path) -> FileFacts:
 
 
 def _plan(options: CheckOptions) -> Plan:
-    from windlass.machine.probe import probe
     from windlass.open.resolve import describe_model
-    from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search.request import PlanRequest
+    from windlass.runtime.machine.probe import probe
+    from windlass.tasks.plan.inference.assemble import make_plan
+    from windlass.tasks.plan.inference.search.request import PlanRequest
 
     resolved = describe_model(options.target)
     request = PlanRequest(
@@ -112,7 +119,7 @@ def _stored(resolved: ModelDescription, options: CheckOptions) -> str:
     path = Path(resolved.source)
     if not path.is_dir():
         return "int4" if path.is_file() else "auto"
-    from windlass.formats.config import read_config
+    from windlass.model.formats.config import read_config
     from windlass.open.scheme import stored_scheme
 
     stored = stored_scheme(read_config(path))[0]
@@ -200,7 +207,7 @@ def _prompt(path: Path | None, vocab_size: int) -> tuple[list[int], bool | None]
     """Tokens of a sentence, repeated; and whether the sentence comes back from them."""
     if path is None:
         return [(7 * place) % max(vocab_size - 1, 1) for place in range(TIMED_TOKENS)], None
-    from windlass.weights.text.files import model_text
+    from windlass.runtime.weights.text.files import model_text
 
     tokenizer = model_text(path).tokenizer
     ids = tokenizer.encode(PROMPT)

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windlass.check.needs import Needs
-from windlass.check.report import Check, failed, passed
 from windlass.core.model import Frozen
 from windlass.errors import Error
+from windlass.tasks.check.needs import Needs
+from windlass.tasks.check.report import Check, failed, passed
 
 if TYPE_CHECKING:
     from windlass.core.plan import Plan

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from windlass.errors import Error
 
 if TYPE_CHECKING:
-    from windlass.check.needs import Needs
-    from windlass.check.report import Report
+    from windlass.tasks.check.needs import Needs
+    from windlass.tasks.check.report import Report
 
 SKIP = "WINDLASS_SKIP_CHECK"
 STOPPING = ("gpus", "ram", "/dev/shm")
@@ -23,10 +23,10 @@ class CheckFailed(Error):
 
 
 def quick_report(needs: Needs, folder: Path) -> Report:
-    from windlass.check.machine.disk import judge_disk
-    from windlass.check.machine.facts import judge_machine, read_machine
-    from windlass.check.report import Report
-    from windlass.machine.health.disk_check import disk_room
+    from windlass.runtime.machine.health.disk_check import disk_room
+    from windlass.tasks.check.machine.disk import judge_disk
+    from windlass.tasks.check.machine.facts import judge_machine, read_machine
+    from windlass.tasks.check.report import Report
 
     facts = read_machine()
     rows = [*judge_machine(facts, needs), *judge_disk(disk_room(folder), needs, facts.host.host)]
@@ -39,8 +39,8 @@ def check_before(command: str, folder: Path | None = None, num_gpus: int = 0, nu
     `folder`: where the command writes. Without one it can do without a disk."""
     if os.environ.get(SKIP):
         return
-    from windlass.check.needs import Needs
-    from windlass.check.report import one_line
+    from windlass.tasks.check.needs import Needs
+    from windlass.tasks.check.report import one_line
 
     report = quick_report(Needs(num_gpus=num_gpus, num_machines=num_machines), folder or Path.cwd())
     line = one_line(report)

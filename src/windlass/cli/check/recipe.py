@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.check.model.estimate import Schedule, TrainingTimes, of_others, training_seconds
-from windlass.check.model.recipe import DataFacts, DrillFacts, judge_data, judge_drill
-from windlass.check.needs import needs_of_plan
-from windlass.check.report import Check, failed, passed
 from windlass.cli.check.options import CheckOptions, Found, plan_row, problem_of, say
 from windlass.errors import Error
-from windlass.machine.health.other_programs import OtherPrograms
+from windlass.runtime.machine.health.other_programs import OtherPrograms
+from windlass.tasks.check.model.estimate import Schedule, TrainingTimes, of_others, training_seconds
+from windlass.tasks.check.model.recipe import DataFacts, DrillFacts, judge_data, judge_drill
+from windlass.tasks.check.needs import needs_of_plan
+from windlass.tasks.check.report import Check, failed, passed
 
 if TYPE_CHECKING:
     from windlass.core.plan import Plan
@@ -57,7 +57,7 @@ def _tokens(recipe: Recipe) -> int:
 
 
 def _data(recipe: Recipe, options: CheckOptions) -> DataFacts:
-    from windlass.train.data.shards import find_damage, open_shards, read_manifest
+    from windlass.tasks.train.data.shards import find_damage, open_shards, read_manifest
 
     problems: list[str] = []
     num_tokens = num_shards = 0

@@ -11,12 +11,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.check.model.estimate import Answer, Rehearsal, example_time, num_at_once
 from windlass.cli.check.options import CheckOptions, say
 from windlass.errors import BadInput
+from windlass.tasks.check.model.estimate import Answer, Rehearsal, example_time, num_at_once
 
 if TYPE_CHECKING:
-    from windlass.evaluate.run.records import Record
+    from windlass.tasks.evaluate.run.records import Record
 
 ROUNDS = 2
 """In the first rehearsal every place is taken twice: only after the first answers is it as full as a long run."""
@@ -30,8 +30,8 @@ BUDGET = "10min"
 
 def require_tasks(names: str) -> None:
     """Before a model is loaded: that they exist, and that their data is here."""
-    from windlass.evaluate.tasks.catalog import choose_tasks
-    from windlass.evaluate.tasks.sources import is_here, load
+    from windlass.tasks.evaluate.tasks.catalog import choose_tasks
+    from windlass.tasks.evaluate.tasks.sources import is_here, load
 
     for task in choose_tasks(names, None):
         if not is_here(task):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from windlass.check.needs import Needs, needs_of_plan
-from windlass.check.report import Check, Report, failed, passed
 from windlass.cli.check.options import CheckOptions, Found, plan_row, say
 from windlass.cli.check.table import show
 from windlass.errors import BadInput
+from windlass.tasks.check.needs import Needs, needs_of_plan
+from windlass.tasks.check.report import Check, Report, failed, passed
 
 if TYPE_CHECKING:
     from windlass.core.plan import Plan
@@ -54,9 +54,9 @@ def _machines(options: CheckOptions, needs: Needs) -> list[Check]:
         from windlass.cli.check.hosts import check_hosts
 
         return check_hosts(options, needs)
-    from windlass.check.machine.disk import judge_disk
-    from windlass.check.machine.facts import judge_machine, read_machine
-    from windlass.machine.health.disk_check import disk_room, measure_disk
+    from windlass.runtime.machine.health.disk_check import disk_room, measure_disk
+    from windlass.tasks.check.machine.disk import judge_disk
+    from windlass.tasks.check.machine.facts import judge_machine, read_machine
 
     facts = read_machine(full=options.full)
     if options.full:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.check.report import Check, Report, grouped
 from windlass.cli.console import console
+from windlass.tasks.check.report import Check, Report, grouped
 
 if TYPE_CHECKING:
     from rich.table import Table

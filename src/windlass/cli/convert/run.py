@@ -13,8 +13,8 @@ from windlass.cli.convert.advice import offer, warnings
 from windlass.core.scheme import GROUPS, scheme
 from windlass.errors import BadInput, MissingExtra
 from windlass.foreign import MAX_MESSAGE, shown
-from windlass.machine.torch_import import importing
 from windlass.open.progress import byte_progress, token_progress
+from windlass.runtime.machine.torch_import import importing
 from windlass.units import parse_bytes
 
 SPOOL = ".windlass-source"
@@ -140,9 +140,9 @@ def _need_torch() -> None:
 
 
 def _one(source: str, out: Path, options: ConvertOptions) -> Any:
-    from windlass.convert.streamed import open_streamed
     from windlass.open.resolve import model_files
-    from windlass.weights.source import OpenedModel, open_source
+    from windlass.runtime.weights.source import OpenedModel, open_source
+    from windlass.tasks.convert.streamed import open_streamed
 
     opened: OpenedModel
     if options.stream:
@@ -167,7 +167,7 @@ def _warn(opened: Any, options: ConvertOptions) -> str:
     if options.as_json or options.stream:
         return ""
     from windlass.open.stored import stored_files
-    from windlass.plan.inference.assemble import checkpoint_bytes
+    from windlass.tasks.plan.inference.assemble import checkpoint_bytes
 
     found = stored_files(Path(opened.name))
     how = scheme(options.quant, options.group, zero_points=options.asymmetric)
@@ -180,7 +180,7 @@ def _warn(opened: Any, options: ConvertOptions) -> str:
 
 def _to_gguf(opened: Any, out: Path, options: ConvertOptions) -> Any:
     with importing():
-        from windlass.convert.gguf.convert import to_gguf
+        from windlass.tasks.convert.gguf.convert import to_gguf
 
     kind = GGUF_TYPES.get(options.quant, options.quant.upper())
     try:
@@ -206,7 +206,7 @@ def _hub_name(source: str) -> str:
 
 def _to_hf(opened: Any, out: Path, options: ConvertOptions) -> Any:
     with importing():
-        from windlass.convert.convert import ConvertSettings, convert_opened
+        from windlass.tasks.convert.convert import ConvertSettings, convert_opened
 
     how = scheme(options.quant, options.group, zero_points=options.asymmetric)
     settings = ConvertSettings(
@@ -231,7 +231,7 @@ def _samples(opened: Any, options: ConvertOptions) -> tuple[tuple[int, ...], ...
     if not options.calibrate:
         return ()
     from windlass.cli.console import console
-    from windlass.convert.samples import samples_for
+    from windlass.tasks.convert.samples import samples_for
 
     if not options.as_json:
         console().print(f"calibrating on {'text sampled from the model' if options.calibrate == 'self' else options.calibrate}")
@@ -241,7 +241,7 @@ def _samples(opened: Any, options: ConvertOptions) -> tuple[tuple[int, ...], ...
 
 def _to_dllama(opened: Any, out: Path, options: ConvertOptions) -> Any:
     with importing():
-        from windlass.convert.dllama.convert import to_dllama
+        from windlass.tasks.convert.dllama.convert import to_dllama
 
     jobs = options.jobs or len(os.sched_getaffinity(0))
     try:

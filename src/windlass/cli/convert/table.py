@@ -11,9 +11,9 @@ from windlass.cli.console import console
 from windlass.units import GB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from windlass.convert.dllama.convert import DllamaFiles
-    from windlass.convert.gguf.convert import GgufModel
-    from windlass.convert.report import ConvertReport
+    from windlass.tasks.convert.dllama.convert import DllamaFiles
+    from windlass.tasks.convert.gguf.convert import GgufModel
+    from windlass.tasks.convert.report import ConvertReport
 
 WORST_SHOWN = 5
 

@@ -11,8 +11,8 @@ import msgspec
 
 from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadInput
-from windlass.evaluate.report.compare import Comparison, compare
-from windlass.evaluate.run.records import Record
+from windlass.tasks.evaluate.report.compare import Comparison, compare
+from windlass.tasks.evaluate.run.records import Record
 
 
 class _Line(msgspec.Struct):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from windlass.core.metrics import training as m
 from windlass.core.metrics.exposition import text_of
-from windlass.evaluate.run.progress import Standing, Watcher
+from windlass.tasks.evaluate.run.progress import Standing, Watcher
 
 
 class Exported:
@@ -50,7 +50,7 @@ def exported(watcher: Watcher, port: int | None) -> Generator[Watcher]:
     if port is None:
         yield watcher
         return
-    from windlass.observe.http import TextServer
+    from windlass.tasks.observe.http import TextServer
 
     kept = Exported(watcher)
     server = TextServer("127.0.0.1", port, {"/metrics": kept.text})

@@ -14,9 +14,9 @@ from windlass.core.client import Client
 from windlass.core.model import Frozen
 from windlass.core.request import Info
 from windlass.errors import BadInput, Error
-from windlass.evaluate.run.capacity import server_concurrency, top_logprobs
-from windlass.evaluate.run.estimate import Speed
-from windlass.evaluate.run.settings import folder_name
+from windlass.tasks.evaluate.run.capacity import server_concurrency, top_logprobs
+from windlass.tasks.evaluate.run.estimate import Speed
+from windlass.tasks.evaluate.run.settings import folder_name
 
 LOCAL_CONCURRENCY = 16
 GIVEN_BACK_BYTES = 16 * 2**20
@@ -124,7 +124,7 @@ async def _local(name: str, options: EvalOptions) -> OpenModel:
 
 def weights_digest(path: Path) -> str:
     """Of the weights, sampled: whole files of hundreds of gigabytes are not read for it."""
-    from windlass.weights.transfer.fingerprint import identity
+    from windlass.runtime.weights.transfer.fingerprint import identity
 
     return identity(path).fingerprint
 
@@ -133,8 +133,8 @@ def planned_speed(name: str, options: EvalOptions, concurrency: int) -> Speed:
     """What the planner predicts for this machine; nothing where it has no prediction."""
     from windlass.open.hardware import resolve_hardware
     from windlass.open.resolve import describe_model
-    from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search.request import PlanRequest
+    from windlass.tasks.plan.inference.assemble import make_plan
+    from windlass.tasks.plan.inference.search.request import PlanRequest
 
     hardware = resolve_hardware(None)
     watts = (
@@ -195,7 +195,7 @@ class MemoryCheck:
 
 
 def _resident_bytes() -> int:
-    from windlass.machine.memory import process_memory, process_tree
+    from windlass.runtime.machine.memory import process_memory, process_tree
 
     _, *children = process_tree(os.getpid())
     return sum(process_memory(pid).anonymous_bytes for pid in children)

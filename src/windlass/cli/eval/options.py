@@ -11,7 +11,7 @@ import msgspec
 from windlass.core.launch import Launch, check_launch
 from windlass.core.ranks.rendezvous import EXACT
 from windlass.errors import BadInput, UnknownName
-from windlass.evaluate.run.settings import Wanted, check
+from windlass.tasks.evaluate.run.settings import Wanted, check
 
 STYLES = ("chat", "completion")
 LAYOUTS = ("lm-eval", "inspect")

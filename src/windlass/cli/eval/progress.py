@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from windlass.core.statistics.intervals import show_interval, show_percent, wilson
-from windlass.evaluate.run.progress import Silent, Standing, Watcher
+from windlass.tasks.evaluate.run.progress import Silent, Standing, Watcher
 from windlass.units import format_rate, format_seconds
 
 

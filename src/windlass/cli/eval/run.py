@@ -19,19 +19,19 @@ from windlass.cli.eval.progress import showing
 from windlass.core.client import Client
 from windlass.core.request import GREEDY, Request
 from windlass.errors import BadInput
-from windlass.evaluate.report.files import files
-from windlass.evaluate.report.report import ModelRun, Report, as_json, build, measure
-from windlass.evaluate.run.budget import Budget, Price, left_of, parse_budget, parse_price
-from windlass.evaluate.run.estimate import estimate
-from windlass.evaluate.run.items import Prepared, items, missing, prepare
-from windlass.evaluate.run.records import Journal, decode
-from windlass.evaluate.run.runner import How, Runner
-from windlass.evaluate.run.settings import SAMPLED_TEMPERATURE, SAVED, Settings, Wanted, encode_wanted, folder_name, resumed
-from windlass.evaluate.sandbox.sandbox import Sandbox
-from windlass.evaluate.tasks.catalog import choose_tasks
-from windlass.evaluate.tasks.sources import is_here
-from windlass.evaluate.tasks.task import Task
-from windlass.route.decide.confidence import confidence_of
+from windlass.tasks.evaluate.report.files import files
+from windlass.tasks.evaluate.report.report import ModelRun, Report, as_json, build, measure
+from windlass.tasks.evaluate.run.budget import Budget, Price, left_of, parse_budget, parse_price
+from windlass.tasks.evaluate.run.estimate import estimate
+from windlass.tasks.evaluate.run.items import Prepared, items, missing, prepare
+from windlass.tasks.evaluate.run.records import Journal, decode
+from windlass.tasks.evaluate.run.runner import How, Runner
+from windlass.tasks.evaluate.run.settings import SAMPLED_TEMPERATURE, SAVED, Settings, Wanted, encode_wanted, folder_name, resumed
+from windlass.tasks.evaluate.sandbox.sandbox import Sandbox
+from windlass.tasks.evaluate.tasks.catalog import choose_tasks
+from windlass.tasks.evaluate.tasks.sources import is_here
+from windlass.tasks.evaluate.tasks.task import Task
+from windlass.tasks.route.decide.confidence import confidence_of
 
 JOURNAL = "journal.jsonl"
 
@@ -46,7 +46,7 @@ def evaluate(wanted: Wanted, options: EvalOptions) -> int:
     check_names(wanted.models)
     _check_harness(wanted, options)
     tasks = _tasks(wanted)
-    from windlass.formats.disk.atomic import write_atomically, write_errors
+    from windlass.model.formats.disk.atomic import write_atomically, write_errors
 
     with write_errors(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,8 +159,8 @@ async def _one(
     prepared = tuple(prepare(task, wanted, model.info.has_chat) for task in tasks)
     settings = settings_of(label, model, wanted, prepared)
     await _check_logprobs(model.client, prepared, model.top)
-    from windlass.formats.disk.atomic import write_errors
-    from windlass.formats.disk.journal import Journal as DiskJournal
+    from windlass.model.formats.disk.atomic import write_errors
+    from windlass.model.formats.disk.journal import Journal as DiskJournal
 
     place = folder / label
     with write_errors(place, 0):
@@ -243,7 +243,7 @@ def _announce(
     how: How,
     options: EvalOptions,
 ) -> None:
-    from windlass.formats.disk.atomic import require_free
+    from windlass.model.formats.disk.atomic import require_free
 
     have = {key: decode(payload) for key, payload in journal.records().items()}
     wanted = items(prepared, settings.samples, False)
@@ -261,7 +261,7 @@ def _announce(
 
 
 def _report(folder: Path, runs: Sequence[ModelRun], options: EvalOptions) -> None:
-    from windlass.formats.disk.atomic import write_atomically
+    from windlass.model.formats.disk.atomic import write_atomically
 
     made = files(build(runs), measure(runs, options.region), runs)
     for name, content in made.items():
@@ -288,18 +288,18 @@ def _finish(folder: Path, runs: Sequence[ModelRun], theirs: dict[str, Any], opti
 def _export(folder: Path, report: Report, runs: Sequence[ModelRun], options: EvalOptions) -> None:
     from datetime import UTC, datetime
 
-    from windlass.formats.disk.atomic import write_atomically
+    from windlass.model.formats.disk.atomic import write_atomically
 
     now = datetime.now(UTC)
     if "lm-eval" in options.layouts:
         from windlass import __version__
-        from windlass.evaluate.report.lm_eval import lm_eval_files
+        from windlass.tasks.evaluate.report.lm_eval import lm_eval_files
 
         for name, content in lm_eval_files(report, list(runs), now.strftime("%Y-%m-%dT%H-%M-%S"), __version__).items():
             (folder / "export-lm-eval" / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / "export-lm-eval" / name, content)
     if "inspect" in options.layouts:
-        from windlass.evaluate.report.inspect_log import write_inspect_logs
+        from windlass.tasks.evaluate.report.inspect_log import write_inspect_logs
 
         (folder / "export-inspect").mkdir(exist_ok=True)
         write_inspect_logs(report, runs, folder / "export-inspect", now.isoformat())

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from windlass.cli.console import console
 from windlass.core.statistics.intervals import show_interval, show_percent, show_points
-from windlass.evaluate.report.compare import Comparison
-from windlass.evaluate.report.markdown import accuracy
-from windlass.evaluate.report.report import Report
-from windlass.evaluate.report.results import Measured, Result
-from windlass.evaluate.run.estimate import Estimate
+from windlass.tasks.evaluate.report.compare import Comparison
+from windlass.tasks.evaluate.report.markdown import accuracy
+from windlass.tasks.evaluate.report.report import Report
+from windlass.tasks.evaluate.report.results import Measured, Result
+from windlass.tasks.evaluate.run.estimate import Estimate
 from windlass.units import format_bytes, format_count, format_seconds
 
 CERTAIN = 0.05
@@ -124,8 +124,8 @@ def estimate_line(found: Estimate) -> str:
 
 
 def show_tasks(as_json: bool) -> None:
-    from windlass.evaluate.tasks.catalog import builtin
-    from windlass.evaluate.tasks.sources import is_here
+    from windlass.tasks.evaluate.tasks.catalog import builtin
+    from windlass.tasks.evaluate.tasks.sources import is_here
 
     found = builtin().values()
     if as_json:

@@ -11,7 +11,7 @@ from windlass.core.ranks.rendezvous import DEFAULT_PORT
 from windlass.errors import BadInput
 
 if TYPE_CHECKING:
-    from windlass.fleet.worker.config import WorkerConfig
+    from windlass.runtime.fleet.worker.config import WorkerConfig
 
 EXAMPLES = """Examples:
 
@@ -71,12 +71,12 @@ worker.__doc__ = f"{worker.__doc__}\n\n{EXAMPLES}"
 
 
 def _config(device: str, interface: str | None, cache: Path | None, cache_size: str | None, models: list[Path]) -> WorkerConfig:
-    from windlass.fleet.transfer.cache import WeightCache
-    from windlass.fleet.worker.config import WorkerConfig
-    from windlass.fleet.worker.local_checkpoints import LocalCheckpoints
-    from windlass.fleet.worker.probe import address_of
-    from windlass.machine.folders import cache_dir
-    from windlass.machine.gpus import this_machines_gpus
+    from windlass.runtime.fleet.transfer.cache import WeightCache
+    from windlass.runtime.fleet.worker.config import WorkerConfig
+    from windlass.runtime.fleet.worker.local_checkpoints import LocalCheckpoints
+    from windlass.runtime.fleet.worker.probe import address_of
+    from windlass.runtime.machine.folders import cache_dir
+    from windlass.runtime.machine.gpus import this_machines_gpus
     from windlass.units import parse_bytes
 
     if device.split(":")[0] not in ("cpu", "cuda"):
@@ -101,8 +101,8 @@ def _work(host: str, port: int, secret_file: Path, config: WorkerConfig, quiet: 
     import asyncio
 
     from windlass import __version__
-    from windlass.fleet.protocol.secret import read_secret, warning
-    from windlass.fleet.worker.worker import Worker, listen
+    from windlass.runtime.fleet.protocol.secret import read_secret, warning
+    from windlass.runtime.fleet.worker.worker import Worker, listen
 
     secret, log = read_secret(secret_file), ConsoleLog(quiet)
     if problem := warning(secret_file):
@@ -121,7 +121,7 @@ class ConsoleLog:
     def __init__(self, quiet: bool) -> None:
         import sys
 
-        from windlass.serve.monitor.log import Log
+        from windlass.tasks.serve.monitor.log import Log
 
         self._log, self._quiet = Log(), quiet
         self._on_terminal = sys.stderr.isatty() and not quiet

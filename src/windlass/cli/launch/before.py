@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import DoesNotFit
-from windlass.launch.job import Job, Settings
+from windlass.tasks.launch.job import Job, Settings
 
 Words = tuple[tuple[str, ...], Mapping[str, Any]]
 """The names of a command (`eval`, `run`) and its parsed options."""
@@ -29,7 +29,7 @@ def refuse_before(words: Words, job: Job, settings: Settings) -> None:
 
 
 def _evaluation(options: Mapping[str, Any], elsewhere: bool) -> None:
-    from windlass.evaluate.tasks.catalog import choose_tasks
+    from windlass.tasks.evaluate.tasks.catalog import choose_tasks
 
     tasks = options.get("tasks")
     if not elsewhere or ("/" not in (tasks or "") and ".toml" not in (tasks or "")):

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from windlass.cli.launch import workers
 
 if TYPE_CHECKING:
-    from windlass.launch.job import Scheduler
+    from windlass.tasks.launch.job import Scheduler
 
 JOB = "Its name or number, as `windlass launch list` shows it."
 EXAMPLES = """Examples:

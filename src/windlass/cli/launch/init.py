@@ -12,7 +12,7 @@ from pathlib import Path
 from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error, UnknownName
-from windlass.launch.init import (
+from windlass.tasks.launch.init import (
     LOCAL_DISKS,
     PROGRAMS,
     STEPS,
@@ -100,7 +100,7 @@ class Init:
         )
 
     def network(self) -> tuple[Outcome, str]:
-        from windlass.machine.fabric.fabric import read_fabric
+        from windlass.runtime.machine.fabric.fabric import read_fabric
 
         fabric = read_fabric()
         ports = [f"{port.device} {port.link_layer} {port.gigabits:g} Gb/s" for port in fabric.active_ports]
@@ -111,7 +111,7 @@ class Init:
 
     def hosts(self) -> tuple[Outcome, str]:
         if self.hostfile.is_file():
-            from windlass.launch.hostfile import parse_hostfile
+            from windlass.tasks.launch.hostfile import parse_hostfile
 
             return "there", f"{self.hostfile}, {len(parse_hostfile(self.hostfile.read_text(), str(self.hostfile)))} machines"
         names = expand_hosts(self.options.hosts) if self.options.hosts else self._nodes()
@@ -176,8 +176,8 @@ class Init:
         return self._change(f"write {self.settings}", lambda: self._write(self.settings, settings_toml(values)))
 
     def example(self) -> tuple[Outcome, str]:
-        from windlass.launch.job import Job, Settings
-        from windlass.launch.render.choose import render_job
+        from windlass.tasks.launch.job import Job, Settings
+        from windlass.tasks.launch.render.choose import render_job
 
         if self.script.is_file():
             return "there", str(self.script)
@@ -195,7 +195,7 @@ class Init:
         return self._change(f"write {self.script}, a job script to read", lambda: self._write(self.script, text))
 
     def _write(self, file: Path, text: str) -> None:
-        from windlass.formats.disk.atomic import write_atomically
+        from windlass.model.formats.disk.atomic import write_atomically
 
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text.encode())
@@ -207,7 +207,7 @@ def _existing(folder: Path) -> Path:
 
 def _file_systems() -> dict[str, str]:
     """Mount point -> type."""
-    from windlass.machine.proc import read_text
+    from windlass.runtime.machine.proc import read_text
 
     fields = (line.split() for line in read_text("/proc/mounts").splitlines())
     return {words[1]: words[2] for words in fields if len(words) > 2}
@@ -215,7 +215,7 @@ def _file_systems() -> dict[str, str]:
 
 def run_init(options: InitOptions) -> int:
     """Exit code 0 if no step failed."""
-    from windlass.launch.registry import jobs_directory
+    from windlass.tasks.launch.registry import jobs_directory
 
     if options.scheduler not in ("", "slurm", "pbs"):
         raise UnknownName("--scheduler", options.scheduler, ("slurm", "pbs"))

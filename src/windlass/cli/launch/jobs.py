@@ -16,7 +16,7 @@ from windlass.errors import BadInput, Error
 from windlass.units import format_seconds
 
 if TYPE_CHECKING:
-    from windlass.launch.drive.state import JobState, Record
+    from windlass.tasks.launch.drive.state import JobState, Record
 
 SECONDS_BETWEEN_LOOKS = 1.0
 CANCELLED = "cancelled"
@@ -29,8 +29,8 @@ AT_ONCE = 16
 
 def state_of(record: Record) -> JobState:
     """A scheduler that cannot be reached loses nothing: the state is then unknown, with the reason."""
-    from windlass.launch.drive.choose import driver_of
-    from windlass.launch.drive.state import JobState
+    from windlass.tasks.launch.drive.choose import driver_of
+    from windlass.tasks.launch.drive.state import JobState
 
     try:
         found = driver_of(record.scheduler).state(record)
@@ -44,8 +44,8 @@ def state_of(record: Record) -> JobState:
 
 def _clean(record: Record) -> None:
     """The secrets of a server whose script was killed, or never started; not those of a later job in the same folder."""
-    from windlass.launch.drive.state import remove_secrets
-    from windlass.launch.registry import all_jobs, jobs_directory
+    from windlass.tasks.launch.drive.state import remove_secrets
+    from windlass.tasks.launch.registry import all_jobs, jobs_directory
 
     if record.job.kind != "serve":
         return
@@ -55,7 +55,7 @@ def _clean(record: Record) -> None:
 
 
 def row(record: Record) -> dict[str, Any]:
-    from windlass.launch.drive.state import logs_of
+    from windlass.tasks.launch.drive.state import logs_of
 
     state, folder = state_of(record), Path(record.folder)
     logs = logs_of(folder)
@@ -85,13 +85,13 @@ def _address(folder: Path) -> dict[str, str]:
 
 
 def _found(name: str) -> Record:
-    from windlass.launch.registry import find_job, jobs_directory
+    from windlass.tasks.launch.registry import find_job, jobs_directory
 
     return find_job(jobs_directory(), name)
 
 
 def show_list(as_json: bool) -> int:
-    from windlass.launch.registry import all_jobs, jobs_directory
+    from windlass.tasks.launch.registry import all_jobs, jobs_directory
 
     records = all_jobs(jobs_directory())
     with ThreadPoolExecutor(AT_ONCE) as pool:  # a scheduler that does not answer is waited for once, not once a job
@@ -134,7 +134,7 @@ def show_status(name: str, as_json: bool) -> int:
 
 
 def show_logs(name: str, follow_it: bool, lines: int) -> int:
-    from windlass.launch.drive.state import logs_of
+    from windlass.tasks.launch.drive.state import logs_of
 
     record = _found(name)
     if follow_it:
@@ -178,14 +178,14 @@ class _Tail:
             self._skip(lines)
 
     def _skip(self, lines: int) -> None:
-        from windlass.launch.drive.state import logs_of
+        from windlass.tasks.launch.drive.state import logs_of
 
         for log in logs_of(self._folder):
             whole = log.read_bytes()
             self._read[log] = len(whole) - sum(map(len, whole.splitlines(keepends=True)[-lines:]))
 
     def print_new(self) -> None:
-        from windlass.launch.drive.state import logs_of
+        from windlass.tasks.launch.drive.state import logs_of
 
         for log in logs_of(self._folder):
             with log.open("rb") as stream:
@@ -197,7 +197,7 @@ class _Tail:
 
 
 def cancel(name: str) -> int:
-    from windlass.launch.drive.choose import driver_of
+    from windlass.tasks.launch.drive.choose import driver_of
 
     record = _found(name)
     before = state_of(record)
@@ -218,7 +218,7 @@ def cancel(name: str) -> int:
 
 
 def forget(name: str) -> int:
-    from windlass.launch import registry
+    from windlass.tasks.launch import registry
 
     record = _found(name)
     if not state_of(record).is_final:

@@ -11,10 +11,10 @@ from windlass.errors import BadInput
 
 
 def run_on_node(folder: str, run: str, number: int, meeting: str, index: int | None) -> int:
-    from windlass.formats.disk.atomic import write_atomically
-    from windlass.launch.hostfile import parse_hostfile
-    from windlass.launch.node import Node, read_description, run_node
-    from windlass.machine.parent_death import kill_with_parent
+    from windlass.model.formats.disk.atomic import write_atomically
+    from windlass.runtime.machine.parent_death import kill_with_parent
+    from windlass.tasks.launch.hostfile import parse_hostfile
+    from windlass.tasks.launch.node import Node, read_description, run_node
 
     if folder == "-":
         description = read_description(os.environ.pop("WINDLASS_JOB", "").encode())
@@ -41,10 +41,10 @@ def run_on_node(folder: str, run: str, number: int, meeting: str, index: int | N
 
 
 def supervise_ssh(folder: Path, run: Path) -> int:
-    from windlass.formats.disk.atomic import write_atomically
-    from windlass.launch.drive.ssh import supervise
-    from windlass.launch.node import read_description
-    from windlass.machine.parent_death import kill_with_parent
+    from windlass.model.formats.disk.atomic import write_atomically
+    from windlass.runtime.machine.parent_death import kill_with_parent
+    from windlass.tasks.launch.drive.ssh import supervise
+    from windlass.tasks.launch.node import read_description
 
     kill_with_parent(signal.SIGTERM)  # of the job's script: nobody would end what runs on the hosts
     return supervise(read_description(_read(folder / "job.json")), run, write_atomically)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import BadInput
-from windlass.launch.job import VERBS, Kind, Scheduler
+from windlass.tasks.launch.job import VERBS, Kind, Scheduler
 
 if TYPE_CHECKING:
     import typer

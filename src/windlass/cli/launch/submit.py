@@ -17,12 +17,12 @@ from windlass.cli.launch.refuse import QUEUES, TAKEN_BY, refuse_others_kinds
 from windlass.core.constants import DECODE_ERRORS
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error, UnknownName
-from windlass.launch.job import Job, Rendered, Scheduler, Settings, as_name, kind_of
-from windlass.launch.render.choose import render_job
+from windlass.tasks.launch.job import Job, Rendered, Scheduler, Settings, as_name, kind_of
+from windlass.tasks.launch.render.choose import render_job
 from windlass.units import parse_time
 
 if TYPE_CHECKING:
-    from windlass.launch.drive.state import Record
+    from windlass.tasks.launch.drive.state import Record
 
 SITE_KEYS = (
     "partition account qos constraint reservation cpus_per_node memory gpu_type gpu_option tasks exclusive warning_seconds "
@@ -54,7 +54,7 @@ class LaunchOptions(Frozen):
 
 def submit(options: LaunchOptions, parsed: Sequence[Words] = ()) -> int:
     """`parsed`: the command's own options; of an array, for each value."""
-    from windlass.launch.registry import jobs_directory, new_name
+    from windlass.tasks.launch.registry import jobs_directory, new_name
 
     directory = jobs_directory()
     name = new_name(directory, as_name(options.name or _usual_name(options.command)))
@@ -108,7 +108,7 @@ def _hosts(options: LaunchOptions) -> tuple[str, ...]:
         return ()
     if options.hostfile is None:
         raise BadInput("launch ssh needs --hostfile FILE, with one machine per line: `node001 slots=8`")
-    from windlass.launch.hostfile import parse_hostfile, read_hosts
+    from windlass.tasks.launch.hostfile import parse_hostfile, read_hosts
 
     text = read_hosts(options.hostfile)
     parse_hostfile(text, str(options.hostfile))
@@ -138,7 +138,7 @@ def _job(options: LaunchOptions, name: str, hosts: tuple[str, ...]) -> Job:
 
 
 def _slots(hosts: tuple[str, ...]) -> int:
-    from windlass.launch.hostfile import parse_hostfile
+    from windlass.tasks.launch.hostfile import parse_hostfile
 
     slots = {host.slots for host in parse_hostfile("\n".join(hosts))} - {None}
     if len(slots) > 1:
@@ -223,7 +223,7 @@ def _with_cpus(job: Job, settings: Settings) -> tuple[Settings, tuple[str, ...]]
     if settings.scheduler == "pbs":
         number = max(job.gpus_per_node, 1) if settings.dialect == "pbspro" else 1
         return settings, (f"CPUs: {number} on each node; --cpus N asks for N",)
-    from windlass.launch.drive.cpus import usual_cpus
+    from windlass.tasks.launch.drive.cpus import usual_cpus
 
     found = usual_cpus(job, settings)
     return msgspec.structs.replace(settings, cpus_per_node=found.per_node), (found.why,)
@@ -273,10 +273,10 @@ def _check(job: Job) -> None:
 
 def _start(job: Job, settings: Settings, rendered: Rendered, directory: Path) -> Record:
     from windlass.cli.launch.jobs import CANCELLED
-    from windlass.formats.disk.atomic import write_atomically, write_errors
-    from windlass.launch.drive.choose import driver_of
-    from windlass.launch.drive.state import Record
-    from windlass.launch.registry import remember
+    from windlass.model.formats.disk.atomic import write_atomically, write_errors
+    from windlass.tasks.launch.drive.choose import driver_of
+    from windlass.tasks.launch.drive.state import Record
+    from windlass.tasks.launch.registry import remember
 
     folder = Path(settings.folder)
     _refuse_taken(folder, directory)
@@ -303,7 +303,7 @@ def _start(job: Job, settings: Settings, rendered: Rendered, directory: Path) ->
 def _refuse_taken(folder: Path, directory: Path) -> None:
     """A folder may be used again, but not under a job that has not ended: its scripts are read when it is requeued."""
     from windlass.cli.launch.jobs import state_of
-    from windlass.launch.registry import all_jobs
+    from windlass.tasks.launch.registry import all_jobs
 
     for other in all_jobs(directory):
         if Path(other.folder) == folder and not state_of(other).is_final:

@@ -20,8 +20,8 @@ from windlass.core.client import Unavailable
 from windlass.errors import BadInput
 
 if TYPE_CHECKING:
-    from windlass.launch.hostfile import SshHost
-    from windlass.launch.ssh import RemoteWorker
+    from windlass.tasks.launch.hostfile import SshHost
+    from windlass.tasks.launch.ssh import RemoteWorker
 
 EXAMPLES = """Examples:
 
@@ -54,8 +54,8 @@ def launch(
     Needs ssh keys or an agent; passwords are not asked for. The secret is sent through ssh and is in no command line. A worker that exits is
     restarted; none outlives its connection.
     """
-    from windlass.launch.hostfile import load_hostfile
-    from windlass.launch.ssh import render
+    from windlass.tasks.launch.hostfile import load_hostfile
+    from windlass.tasks.launch.ssh import render
 
     hosts = load_hostfile(hostfile)
     if dry_run:
@@ -73,7 +73,7 @@ launch.__doc__ = f"{launch.__doc__}\n\n{EXAMPLES}"
 def _secret(file: Path | None) -> Generator[tuple[Path, str]]:
     """The secret file, for the root, and its contents."""
     if file is not None:
-        from windlass.fleet.protocol.secret import read_secret
+        from windlass.runtime.fleet.protocol.secret import read_secret
 
         yield file, _as_line(read_secret(file), file)
         return
@@ -110,8 +110,8 @@ def _interruptible() -> Generator[None]:
 
 
 def _launch(hosts: Sequence[SshHost], python: str, secret_file: Path, secret: str, command: list[str]) -> int:
-    from windlass.launch.hostfile import workers_of
-    from windlass.launch.ssh import RemoteWorker, render
+    from windlass.tasks.launch.hostfile import workers_of
+    from windlass.tasks.launch.ssh import RemoteWorker, render
 
     output = _Output()
     started = [RemoteWorker(host, render(host, python), secret, output) for host in hosts]

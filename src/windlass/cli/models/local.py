@@ -10,13 +10,13 @@ from rich.table import Table
 
 from windlass.cli.console import console
 from windlass.errors import BadInput
-from windlass.families.registry import find, unknown_model
+from windlass.model.families.registry import find, unknown_model
 from windlass.open.resolve import download, runnable_files
 from windlass.units import format_bytes
 
 
 def print_local(as_json: bool) -> None:
-    from windlass.formats.hub.local import local_models
+    from windlass.model.formats.hub.local import local_models
 
     found = local_models()
     if as_json:
@@ -32,7 +32,7 @@ def print_local(as_json: bool) -> None:
 
 
 def pull(name: str, max_workers: int, as_json: bool) -> None:
-    from windlass.formats.hub import hub
+    from windlass.model.formats.hub import hub
 
     if max_workers < 1:
         raise BadInput("--max-workers must be 1 or more")
@@ -47,7 +47,7 @@ def pull(name: str, max_workers: int, as_json: bool) -> None:
 
 
 def remove(name: str, dry_run: bool) -> None:
-    from windlass.formats.hub.local import remove as delete
+    from windlass.model.formats.hub.local import remove as delete
 
     freed = delete(name, dry_run=dry_run)
     console().print(f"{'would free' if dry_run else 'freed'} {format_bytes(freed)}")

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from windlass.bundled.models import bundled_names
 from windlass.cli.console import console, working
 from windlass.core.model import Attention, Convolution, LatentAttention, ModelSpec
 from windlass.core.rule import Rule
-from windlass.families import rules
-from windlass.families.registry import KnownModel, known_models, spec_of
+from windlass.model.bundled.models import bundled_names
+from windlass.model.families import rules
+from windlass.model.families.registry import KnownModel, known_models, spec_of
 from windlass.open.resolve import ModelDescription, describe_model
 from windlass.open.stored import StoredFiles
-from windlass.plan.inference.assemble import model_facts
-from windlass.plan.inference.smallest import smallest_hardware
+from windlass.tasks.plan.inference.assemble import model_facts
+from windlass.tasks.plan.inference.smallest import smallest_hardware
 from windlass.units import format_bytes, format_context, format_count
 
 

@@ -13,7 +13,7 @@ from windlass.errors import BadInput
 from windlass.units import format_seconds
 
 if TYPE_CHECKING:
-    from windlass.observe.energy.report import EnergyReport
+    from windlass.tasks.observe.energy.report import EnergyReport
 
 
 class EnergyOptions(Frozen):
@@ -26,8 +26,8 @@ class EnergyOptions(Frozen):
 
 
 def show_energy(run: Path, options: EnergyOptions) -> int:
-    from windlass.observe.energy.reading import report_of
-    from windlass.observe.energy.report import with_carbon, with_hourly_carbon
+    from windlass.tasks.observe.energy.reading import report_of
+    from windlass.tasks.observe.energy.report import with_carbon, with_hourly_carbon
 
     if options.pue < 1:
         raise BadInput(f"--pue is {options.pue:g}; it must be at least 1")

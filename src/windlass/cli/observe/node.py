@@ -15,7 +15,7 @@ from windlass.errors import BadInput
 if TYPE_CHECKING:
     from windlass.core.hardware.energy import Grid
     from windlass.core.hardware.hourly import HourlyGrid
-    from windlass.observe.node.exporter import NodeExporter
+    from windlass.tasks.observe.node.exporter import NodeExporter
 
 NODE_EXPORTER = ("127.0.0.1", 9100)
 
@@ -66,9 +66,9 @@ def hourly_grid(path: Path, grams: float | None) -> HourlyGrid:
 
 
 def make_exporter(options: NodeOptions) -> NodeExporter:
-    from windlass.observe.node.exporter import NodeExporter
-    from windlass.observe.node.nvidia import NvidiaGpus
-    from windlass.observe.node.simulated import SimulatedNvml
+    from windlass.tasks.observe.node.exporter import NodeExporter
+    from windlass.tasks.observe.node.nvidia import NvidiaGpus
+    from windlass.tasks.observe.node.simulated import SimulatedNvml
 
     if options.host_metrics not in ("auto", "yes", "no"):
         raise BadInput(f"--host-metrics is auto, yes or no, not {options.host_metrics!r}")
@@ -100,7 +100,7 @@ def stop_on_signals() -> threading.Event:
 
 
 def serve_node(options: NodeOptions) -> int:
-    from windlass.observe.http import TextServer
+    from windlass.tasks.observe.http import TextServer
 
     exporter = make_exporter(options)
     exporter.sample()

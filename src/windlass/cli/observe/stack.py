@@ -14,12 +14,12 @@ from windlass.errors import BadInput
 
 if TYPE_CHECKING:
     from windlass.core.plan import Plan
-    from windlass.observe.alerts.notify import Notifier
-    from windlass.observe.alerts.state import Change
-    from windlass.observe.http import TextServer
-    from windlass.observe.render.targets import Stack, Targets
-    from windlass.observe.scrape import Source
-    from windlass.observe.stack import Running
+    from windlass.tasks.observe.alerts.notify import Notifier
+    from windlass.tasks.observe.alerts.state import Change
+    from windlass.tasks.observe.http import TextServer
+    from windlass.tasks.observe.render.targets import Stack, Targets
+    from windlass.tasks.observe.scrape import Source
+    from windlass.tasks.observe.stack import Running
 
 
 class StackOptions(Frozen):
@@ -44,8 +44,8 @@ class StackOptions(Frozen):
 
 
 def stack_of(options: StackOptions) -> Stack:
-    from windlass.observe.render.targets import Receivers, Stack
-    from windlass.observe.rules.rule import Objectives
+    from windlass.tasks.observe.render.targets import Receivers, Stack
+    from windlass.tasks.observe.rules.rule import Objectives
 
     objectives = Objectives(
         first_token_seconds=options.first_token, between_tokens_seconds=options.between_tokens, good_share=options.good_share
@@ -70,7 +70,7 @@ def _plan(file: Path | None) -> Plan | None:
 
 
 def _targets(options: StackOptions) -> Targets:
-    from windlass.observe.render.targets import Targets
+    from windlass.tasks.observe.render.targets import Targets
 
     return Targets(
         serve=tuple(map(_address, options.serve)),
@@ -92,8 +92,8 @@ def _address(text: str) -> str:
 def hosts_of(file: Path | None) -> tuple[str, ...]:
     if file is None:
         return ()
-    from windlass.launch.hostfile import join_address, parse_hostfile
-    from windlass.observe.render.targets import NODE_PORT
+    from windlass.tasks.launch.hostfile import join_address, parse_hostfile
+    from windlass.tasks.observe.render.targets import NODE_PORT
 
     try:
         text = file.read_text(encoding="utf-8")
@@ -109,8 +109,8 @@ def write_files(folder: Path, options: StackOptions) -> int:
 
 
 def write_stack(folder: Path, stack: Stack) -> list[Path]:
-    from windlass.formats.disk.atomic import write_atomically
-    from windlass.observe.render.files import stack_files
+    from windlass.model.formats.disk.atomic import write_atomically
+    from windlass.tasks.observe.render.files import stack_files
 
     written: list[Path] = []
     for name, text in stack_files(stack, str(folder.absolute())).items():
@@ -146,7 +146,7 @@ def bring_up(folder: Path, options: StackOptions) -> int:
 
 
 def _start_exporter(stop: threading.Event) -> tuple[TextServer, str]:
-    from windlass.observe.http import TextServer
+    from windlass.tasks.observe.http import TextServer
 
     exporter = make_exporter(NodeOptions())
     exporter.sample()
@@ -156,7 +156,7 @@ def _start_exporter(stop: threading.Event) -> tuple[TextServer, str]:
 
 
 def _run(folder: Path, options: StackOptions, stack: Stack, stop: threading.Event) -> int:
-    from windlass.observe.stack import Running, programs, stop_all
+    from windlass.tasks.observe.stack import Running, programs, stop_all
 
     found, missing = programs(stack, folder)
     if options.own or "Prometheus" in missing:
@@ -174,7 +174,7 @@ def _run(folder: Path, options: StackOptions, stack: Stack, stop: threading.Even
 
 
 def _supervise(running: Sequence[Running], stop: threading.Event) -> int:
-    from windlass.observe.stack import first_ended
+    from windlass.tasks.observe.stack import first_ended
 
     while not stop.is_set():
         ended = first_ended(running, 1.0)
@@ -186,8 +186,8 @@ def _supervise(running: Sequence[Running], stop: threading.Event) -> int:
 
 
 def _watch(folder: Path, options: StackOptions, stack: Stack, stop: threading.Event) -> int:
-    from windlass.formats.disk.atomic import write_atomically
-    from windlass.observe.watch import Watch
+    from windlass.model.formats.disk.atomic import write_atomically
+    from windlass.tasks.observe.watch import Watch
 
     watch = Watch(
         _sources(stack, options),
@@ -212,14 +212,14 @@ def _print_changes(changes: Sequence[Change]) -> None:
 
 
 def _sources(stack: Stack, options: StackOptions) -> list[Source]:
-    from windlass.observe.scrape import http_source
+    from windlass.tasks.observe.scrape import http_source
 
     key = read_key(options.key)
     return [http_source(job, address, key) for job, addresses in stack.targets.jobs.items() for address in addresses]
 
 
 def _notifiers(options: StackOptions) -> list[Notifier]:
-    from windlass.observe.alerts import notify
+    from windlass.tasks.observe.alerts import notify
 
     found: list[Notifier] = []
     if options.webhook:

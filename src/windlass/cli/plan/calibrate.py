@@ -20,9 +20,9 @@ def calibrate_here(shown: bool) -> MeasuredLimits:
 
     import torch
 
-    from windlass.machine.system import this_system
-    from windlass.measure import kept
-    from windlass.measure.calibrate import calibrate
+    from windlass.runtime.machine.system import this_system
+    from windlass.tasks.bench import kept
+    from windlass.tasks.bench.calibrate import calibrate
 
     device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     with working("measuring memory, products, link, disk and launches of this machine"):

@@ -18,10 +18,10 @@ from windlass.core.scheme import Scheme, scheme
 from windlass.errors import BadInput
 from windlass.open.hardware import resolve_hardware, with_disk
 from windlass.open.resolve import ModelDescription, describe_model, files_for
-from windlass.plan.cloud.inference import cloud_offers
-from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.measured import with_limits
-from windlass.plan.inference.search.request import LoadRequest, PlanRequest
+from windlass.tasks.plan.cloud.inference import cloud_offers
+from windlass.tasks.plan.inference.assemble import make_plan
+from windlass.tasks.plan.inference.measured import with_limits
+from windlass.tasks.plan.inference.search.request import LoadRequest, PlanRequest
 from windlass.units import parse_bytes, parse_context
 
 DEFAULT_CONTEXT = 8192
@@ -67,7 +67,7 @@ def run(target: str, arguments: InferenceArguments, output: PlanOutput) -> int:
         request = _on_cheapest_offer(request, offers)
     plan = make_plan(request, source=resolved.source, digest=resolved.digest)
     if arguments.prefill_on is not None:
-        from windlass.plan.inference.disaggregate import disaggregate
+        from windlass.tasks.plan.inference.disaggregate import disaggregate
 
         plan = msgspec.structs.replace(plan, disaggregated=disaggregate(request, resolve_hardware(arguments.prefill_on)))
     if offers is not None or not plan.fits:
@@ -119,7 +119,7 @@ def _measured(hardware: Hardware, *, here: bool) -> tuple[Hardware, tuple[Measur
     """This machine with the figures measured on it, and the benchmark runs kept of it."""
     if not here:
         return hardware, ()
-    from windlass.measure import kept
+    from windlass.tasks.bench import kept
 
     if not kept.wanted() or not kept.path().is_file():
         return hardware, ()

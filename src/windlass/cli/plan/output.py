@@ -18,7 +18,7 @@ class PlanOutput(msgspec.Struct, frozen=True):
 
     def write(self, plan: Plan) -> int:
         if self.save is not None:
-            from windlass.formats.disk.atomic import write_atomically
+            from windlass.model.formats.disk.atomic import write_atomically
 
             write_atomically(self.save, msgspec.json.format(encode_plan(plan), indent=1))
         if self.plot is not None:

@@ -29,7 +29,7 @@ def draw(plan: Plan, path: Path) -> None:
         raise MissingExtra("matplotlib", "plot", "--plot") from None
     from io import BytesIO
 
-    from windlass.formats.disk.atomic import write_atomically
+    from windlass.model.formats.disk.atomic import write_atomically
 
     figure = _draw_step(pyplot, plan) if plan.step else _draw_memory(pyplot, plan)
     picture = BytesIO()

@@ -12,12 +12,12 @@ from windlass.core.hardware.spec import Hardware
 from windlass.core.plan import Plan, Reason
 from windlass.core.recipe.recipe import Recipe, load_recipe, recipe_from
 from windlass.errors import BadInput
-from windlass.families import describe, rules
+from windlass.model.families import describe, rules
 from windlass.open.hardware import machines_like, resolve_hardware, shared_by
 from windlass.open.resolve import ModelDescription, describe_model, describe_path
-from windlass.plan.cloud.training import smallest_cluster, training_offers
-from windlass.plan.training.assemble import as_plan, prices_on
-from windlass.plan.training.plan import plan_training
+from windlass.tasks.plan.cloud.training import smallest_cluster, training_offers
+from windlass.tasks.plan.training.assemble import as_plan, prices_on
+from windlass.tasks.plan.training.plan import plan_training
 
 
 class TrainingArguments(msgspec.Struct, frozen=True, kw_only=True):

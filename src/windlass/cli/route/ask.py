@@ -14,7 +14,7 @@ from windlass.errors import BadInput, UnknownName
 
 
 def ask_command(file: Path, prompt: str, variant: str, as_json: bool) -> int:
-    from windlass.route.operate.client import VARIANTS
+    from windlass.tasks.route.operate.client import VARIANTS
 
     if not prompt.strip():
         raise BadInput("the prompt is empty")
@@ -32,9 +32,9 @@ def ask_command(file: Path, prompt: str, variant: str, as_json: bool) -> int:
 
 def explain(file: Path, prompt: str, variant: str) -> dict[str, Any]:
     """From the router alone: all models are taken to be there."""
-    from windlass.route.decide.policy import Candidate, Policy, Situation, decide, tolerance_for
-    from windlass.route.decide.predict import PromptPredictor
-    from windlass.route.decide.router_file import read_router
+    from windlass.tasks.route.decide.policy import Candidate, Policy, Situation, decide, tolerance_for
+    from windlass.tasks.route.decide.predict import PromptPredictor
+    from windlass.tasks.route.decide.router_file import read_router
 
     router = read_router(file)
     found = PromptPredictor(router).predict(prompt)

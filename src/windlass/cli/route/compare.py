@@ -31,8 +31,8 @@ def compare_command(command: CompareCommand) -> int:
     from windlass.cli.eval.models import is_server
     from windlass.cli.eval.options import EvalOptions, wanted_from
     from windlass.cli.eval.run import default_folder, evaluate
-    from windlass.evaluate.run.energy import EnergyMeter
-    from windlass.evaluate.run.settings import Wanted
+    from windlass.tasks.evaluate.run.energy import EnergyMeter
+    from windlass.tasks.evaluate.run.settings import Wanted
 
     if len(command.models) < 2:
         raise BadInput("name two models or more, cheapest first; a router chooses between them")

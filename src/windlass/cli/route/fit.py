@@ -29,12 +29,12 @@ class FitCommand(Frozen):
 
 def fit_command(command: FitCommand) -> int:
     from windlass.cli.route.journals import read_answers
-    from windlass.formats.disk.atomic import write_atomically
-    from windlass.route.decide.router_file import encode_router
-    from windlass.route.fit.confident import fit_confident
-    from windlass.route.fit.fit import NUM_STEPS, FitOptions, fit
-    from windlass.route.report.report import report_of
-    from windlass.route.tables.table import make_table
+    from windlass.model.formats.disk.atomic import write_atomically
+    from windlass.tasks.route.decide.router_file import encode_router
+    from windlass.tasks.route.fit.confident import fit_confident
+    from windlass.tasks.route.fit.fit import NUM_STEPS, FitOptions, fit
+    from windlass.tasks.route.report.report import report_of
+    from windlass.tasks.route.tables.table import make_table
 
     options = FitOptions(floor=command.floor, confidence=command.confidence, region=command.region, energy=command.energy)
     prices, names = parse_prices(command.prices), parse_models(command.models)
@@ -53,7 +53,7 @@ def fit_command(command: FitCommand) -> int:
 
 
 def report_command(file: Path, plot: Path | None, page: Path | None, as_json: bool) -> int:
-    from windlass.route.decide.router_file import read_router
+    from windlass.tasks.route.decide.router_file import read_router
 
     report = read_router(file).report
     _write_extras(report, plot, page)
@@ -73,14 +73,14 @@ def _print(report: Mapping[str, Any], as_json: bool, out: Path | None) -> None:
 
 
 def _write_extras(report: Mapping[str, Any], plot: Path | None, page: Path | None) -> None:
-    from windlass.formats.disk.atomic import write_atomically
+    from windlass.model.formats.disk.atomic import write_atomically
 
     if plot is not None:
-        from windlass.route.report.plot import pareto_plot
+        from windlass.tasks.route.report.plot import pareto_plot
 
         write_atomically(plot, pareto_plot(report))
     if page is not None:
-        from windlass.route.report.page import page_of
+        from windlass.tasks.route.report.page import page_of
 
         write_atomically(page, page_of(report))
 
@@ -98,7 +98,7 @@ def parse_models(text: str | None) -> list[str]:
 
 def parse_prices(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
     """`NAME=IN,OUT`: dollars per million prompt and answer tokens."""
-    from windlass.evaluate.run.budget import parse_price
+    from windlass.tasks.evaluate.run.budget import parse_price
 
     found: dict[str, tuple[float, float]] = {}
     for text in texts:

@@ -11,13 +11,13 @@ import msgspec
 from windlass.cli.eval.compare import read_journal
 from windlass.core.constants import DECODE_ERRORS
 from windlass.errors import BadInput
-from windlass.evaluate.run.items import prepare
-from windlass.evaluate.run.records import Record
-from windlass.evaluate.run.settings import SAVED, Wanted, resumed
-from windlass.evaluate.tasks.catalog import choose_tasks
-from windlass.evaluate.tasks.questions import Question
-from windlass.route.features.text import messages_text
-from windlass.route.tables.answers import Answer, read_paths
+from windlass.tasks.evaluate.run.items import prepare
+from windlass.tasks.evaluate.run.records import Record
+from windlass.tasks.evaluate.run.settings import SAVED, Wanted, resumed
+from windlass.tasks.evaluate.tasks.catalog import choose_tasks
+from windlass.tasks.evaluate.tasks.questions import Question
+from windlass.tasks.route.features.text import messages_text
+from windlass.tasks.route.tables.answers import Answer, read_paths
 
 JOURNAL = "journal.jsonl"
 

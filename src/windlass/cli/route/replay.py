@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.errors import BadInput
-from windlass.route.operate.log import replay
+from windlass.tasks.route.operate.log import replay
 
 
 def replay_command(log: Path, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from windlass.cli.run.screen import Screen
 from windlass.core.client import SyncClient
 from windlass.core.model import Frozen
 from windlass.core.request import Delta, Request, ToolCall, Usage
-from windlass.text.parse.loops import LoopDetector
+from windlass.model.text.parse.loops import LoopDetector
 from windlass.units import format_rate, format_seconds
 
 Clock = Callable[[], float]

@@ -30,8 +30,8 @@ def check_adapter(model: Path, folder: Path) -> str:
 
 
 def main() -> int:
-    from windlass.weights.adapters import read_adapter
-    from windlass.weights.source import open_model
+    from windlass.runtime.weights.adapters import read_adapter
+    from windlass.runtime.weights.source import open_model
 
     model, folder = map(Path, sys.argv[1:])
     try:

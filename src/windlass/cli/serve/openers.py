@@ -42,7 +42,7 @@ def local(options: ServeOptions, path: Path, adapters: tuple[tuple[str, str], ..
     from windlass.open.client import open_client, require_torch
     from windlass.open.compile import compile_kernels
     from windlass.open.plan import apply_plan
-    from windlass.weights.text.trial import try_text
+    from windlass.runtime.weights.text.trial import try_text
 
     require_torch("running a model")
     try_text(path)

@@ -15,8 +15,8 @@ from windlass.core.launch import Launch
 from windlass.core.metrics.training import ROUTE_DECISIONS, ROUTE_EXPECTED_SHARE
 from windlass.open.resolve import runnable_files
 from windlass.open.route import open_router
-from windlass.route.operate.client import RouterClient
-from windlass.route.operate.gate import SwapGate
+from windlass.tasks.route.operate.client import RouterClient
+from windlass.tasks.route.operate.gate import SwapGate
 
 if TYPE_CHECKING:
     from windlass.core.client import Client
@@ -80,7 +80,7 @@ class RouterCollector(Collector):
         )
 
     def _decisions(self) -> Iterator[Metric]:
-        """What the alert about drift compares (observe/rules)."""
+        """What the alert about drift compares (tasks/observe/rules)."""
         chosen = CounterMetricFamily(ROUTE_DECISIONS.family, ROUTE_DECISIONS.help, labels=ROUTE_DECISIONS.labels)
         for name in self._router.arms:
             chosen.add_metric((name,), self._router.counters.decisions[name])

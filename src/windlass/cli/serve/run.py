@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from windlass.core.plan import Plan
-    from windlass.serve.server import Server
-    from windlass.serve.service import Service
-    from windlass.serve.settings import ServerSettings
+    from windlass.tasks.serve.server import Server
+    from windlass.tasks.serve.service import Service
+    from windlass.tasks.serve.settings import ServerSettings
 
 
 def start(options: ServeOptions) -> int:
@@ -32,8 +32,8 @@ def start(options: ServeOptions) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not _is_one_engine(options):
         return _start(options)
-    from windlass.engine.client.transport import started_ahead
     from windlass.open.client import require_torch
+    from windlass.runtime.engine.client.transport import started_ahead
 
     require_torch("running a model")
     with started_ahead():  # it imports torch while the server is set up
@@ -43,7 +43,7 @@ def start(options: ServeOptions) -> int:
 def _start(options: ServeOptions) -> int:
     from windlass.cli.check.quick import check_before
     from windlass.open.resolve import runnable_files
-    from windlass.serve.server import bind, check_tls
+    from windlass.tasks.serve.server import bind, check_tls
 
     settings = settings_of(options)
     check_tls(settings)
@@ -75,16 +75,16 @@ def _is_one_engine(options: ServeOptions) -> bool:
 
 
 def _app_of_one(settings: ServerSettings, opener: Opener, plan: Plan | None, page: bool, run: _Run) -> Starlette:
-    from windlass.formats.disk.atomic import write_atomically
-    from windlass.serve.app import make_app
+    from windlass.model.formats.disk.atomic import write_atomically
+    from windlass.tasks.serve.app import make_app
 
     client = opener(run.progress, run.log_line)
     return make_app(client, settings, plan=plan, page=page, write_file=write_atomically)
 
 
 def settings_of(options: ServeOptions) -> ServerSettings:
-    from windlass.serve.http.api_keys import read_keys
-    from windlass.serve.settings import ServerSettings
+    from windlass.tasks.serve.http.api_keys import read_keys
+    from windlass.tasks.serve.settings import ServerSettings
 
     return ServerSettings(
         host=options.host,
@@ -122,7 +122,7 @@ class _Run:
 
     def __init__(self, settings: ServerSettings, make_app: Callable[[_Run], Starlette], options: ServeOptions, port: int) -> None:
         from windlass.cli.serve.watch import WatchOptions, add_watch
-        from windlass.serve.app import service_of
+        from windlass.tasks.serve.app import service_of
 
         self._app: Starlette = make_app(self)
         self._service: Service = service_of(self._app)
@@ -148,7 +148,7 @@ class _Run:
         self._service.log.line(line)
 
     def serve(self, listening: socket.socket) -> int:
-        from windlass.serve.server import serve
+        from windlass.tasks.serve.server import serve
 
         self._listening = listening
         serve(self._app, self._settings, listening, self._started)
@@ -163,7 +163,7 @@ class _Run:
     async def _show(self, server: Server) -> None:
         """Shows a panel when the server is ready, and a status line on a terminal."""
         from windlass.cli.serve.screen import show_panel, show_status
-        from windlass.serve.server import address
+        from windlass.tasks.serve.server import address
 
         showing = asyncio.create_task(show_status(self._service))
         try:

@@ -11,7 +11,7 @@ from windlass.core.constants import BLOCK_TOKENS
 from windlass.units import format_bytes, format_context, format_seconds
 
 if TYPE_CHECKING:
-    from windlass.serve.service import Service
+    from windlass.tasks.serve.service import Service
 
 SECONDS = 1.0
 
@@ -30,8 +30,8 @@ def show_panel(service: Service, url: str) -> None:
 def panel_lines(service: Service, url: str) -> list[str]:
     from rich.markup import escape
 
-    from windlass.serve.api.status import describe_sampling
-    from windlass.serve.http.origin import is_local
+    from windlass.tasks.serve.api.status import describe_sampling
+    from windlass.tasks.serve.http.origin import is_local
 
     settings, info = service.settings, service.supervisor.info
     assert info is not None
@@ -85,7 +85,7 @@ async def show_status(service: Service) -> None:
 
 
 def status_line(service: Service) -> str:
-    from windlass.serve.api.status import live_stats
+    from windlass.tasks.serve.api.status import live_stats
 
     if service.state != "ready":
         done, total = service.loading

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from windlass.core.client import Client
-    from windlass.serve.lora.runtime import AdapterHost
-    from windlass.serve.settings import ServerSettings
+    from windlass.tasks.serve.lora.runtime import AdapterHost
+    from windlass.tasks.serve.settings import ServerSettings
 
 
 class Reports(Protocol):
@@ -28,10 +28,10 @@ class Reports(Protocol):
 
 
 def app_of_several(options: ServeOptions, settings: ServerSettings, given: Sequence[GivenModel], run: Reports) -> Starlette:
-    from windlass.formats.disk.atomic import write_atomically
+    from windlass.model.formats.disk.atomic import write_atomically
     from windlass.open.resolve import runnable_files
-    from windlass.serve.app import OfferedModel, make_app_of_several
-    from windlass.serve.backend.residency import MemoryRoom
+    from windlass.tasks.serve.app import OfferedModel, make_app_of_several
+    from windlass.tasks.serve.backend.residency import MemoryRoom
 
     offered: list[OfferedModel] = []
     for one, adapters in zip(given, adapters_of(options.lora, given), strict=True):
@@ -62,7 +62,7 @@ def own_name(path: Path) -> str:
 
 def _adapter_host(options: ServeOptions, path: Path, run: Reports) -> AdapterHost:
     from windlass.cli.serve.adapter_check import check_adapter
-    from windlass.serve.lora.runtime import AdapterHost
+    from windlass.tasks.serve.lora.runtime import AdapterHost
 
     def reopen(adapters: tuple[tuple[str, str], ...]) -> Client:
         return local(options, path, adapters)[0](run.progress, run.log_line)
@@ -74,7 +74,7 @@ def _memory(options: ServeOptions) -> int | None:
     """By default what is free when the server starts; a GPU's memory is for its engines to divide."""
     if options.memory:
         return parse_bytes(options.memory)
-    from windlass.machine.system import this_system
+    from windlass.runtime.machine.system import this_system
 
     return this_system().ram_bytes if options.launch.device == "cpu" else None
 

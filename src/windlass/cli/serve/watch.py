@@ -7,11 +7,11 @@ import shlex
 from typing import TYPE_CHECKING
 
 from windlass.core.model import Frozen
-from windlass.machine.folders import cache_dir
+from windlass.runtime.machine.folders import cache_dir
 
 if TYPE_CHECKING:
-    from windlass.observe.alerts.notify import Notifier
-    from windlass.serve.service import Service
+    from windlass.tasks.observe.alerts.notify import Notifier
+    from windlass.tasks.serve.service import Service
 
 
 class WatchOptions(Frozen):
@@ -25,15 +25,15 @@ class WatchOptions(Frozen):
 
 def add_watch(service: Service, options: WatchOptions) -> None:
     if options.otlp:
-        from windlass.serve.monitor.traces import TraceExporter
+        from windlass.tasks.serve.monitor.traces import TraceExporter
 
         service.traces = TraceExporter(options.otlp)
     if not options.history:
         return
-    from windlass.formats.disk.atomic import write_atomically
-    from windlass.observe.node.exporter import NodeExporter
-    from windlass.observe.scrape import Source
-    from windlass.observe.watch import Watch
+    from windlass.model.formats.disk.atomic import write_atomically
+    from windlass.tasks.observe.node.exporter import NodeExporter
+    from windlass.tasks.observe.scrape import Source
+    from windlass.tasks.observe.watch import Watch
 
     exporter = NodeExporter()
 
@@ -52,7 +52,7 @@ def add_watch(service: Service, options: WatchOptions) -> None:
 
 
 def _notifiers(options: WatchOptions) -> list[Notifier]:
-    from windlass.observe.alerts import notify
+    from windlass.tasks.observe.alerts import notify
 
     found: list[Notifier] = [notify.webhook(options.webhook)] if options.webhook else []
     return [*found, notify.command(shlex.split(options.command))] if options.command else found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from windlass.errors import BadInput
-from windlass.launch.vllm import environment as vllm_environment
+from windlass.tasks.launch.vllm import environment as vllm_environment
 
 
 def run(*, cpu: bool | None, remove: bool) -> int:
@@ -30,7 +30,7 @@ def run(*, cpu: bool | None, remove: bool) -> int:
 
 def _package(cpu: bool | None) -> str:
     if cpu is None:
-        from windlass.machine.probe import probe
+        from windlass.runtime.machine.probe import probe
 
         kinds = {device.kind for device in probe(measure=False).distinct_devices}
         cpu = not kinds & {"cuda", "rocm"}

@@ -17,9 +17,9 @@ from windlass.errors import BadInput
 
 if TYPE_CHECKING:
     from windlass.cli.top.terminal import Terminal
-    from windlass.observe.top.reader import Address, TopReader
-    from windlass.observe.top.screen import Shown
-    from windlass.observe.top.view import RequestView, TopView
+    from windlass.tasks.observe.top.reader import Address, TopReader
+    from windlass.tasks.observe.top.screen import Shown
+    from windlass.tasks.observe.top.view import RequestView, TopView
 
 DEFAULT = "http://127.0.0.1:8000"
 RATE_SECONDS = 0.5
@@ -53,9 +53,9 @@ def show(options: TopOptions) -> int:
 
 
 def _reader(options: TopOptions) -> TopReader:
-    from windlass.observe.node.exporter import NodeExporter
-    from windlass.observe.scrape import Unreachable, fetch
-    from windlass.observe.top.reader import TopReader
+    from windlass.tasks.observe.node.exporter import NodeExporter
+    from windlass.tasks.observe.scrape import Unreachable, fetch
+    from windlass.tasks.observe.top.reader import TopReader
 
     key = read_key(options.key)
     addresses = _addresses(options)
@@ -75,7 +75,7 @@ def _addresses(options: TopOptions) -> list[Address]:
 
 
 def _parsed(texts: list[str]) -> list[Address]:
-    from windlass.observe.top.reader import Address
+    from windlass.tasks.observe.top.reader import Address
 
     found: list[Address] = []
     for text in texts:
@@ -98,8 +98,8 @@ def _print_once(reader: TopReader, options: TopOptions) -> int:
 
 
 def _text(view: TopView, reader: TopReader, width: int, options: TopOptions) -> str:
-    from windlass.observe.top.draw import encodable, to_text
-    from windlass.observe.top.screen import Shown, lines
+    from windlass.tasks.observe.top.draw import encodable, to_text
+    from windlass.tasks.observe.top.screen import Shown, lines
 
     found = lines(view, reader.curves, Shown(is_plain=options.plain), max(width, 40), 10_000)
     return encodable("\n".join(to_text(line) for line in found), sys.stdout.encoding)
@@ -113,8 +113,8 @@ def _print_often(reader: TopReader, options: TopOptions) -> int:
 
 
 def _follow(reader: TopReader, options: TopOptions, terminal: Terminal) -> None:
-    from windlass.observe.top.keys import pressed
-    from windlass.observe.top.screen import Shown, lines
+    from windlass.tasks.observe.top.keys import pressed
+    from windlass.tasks.observe.top.screen import Shown, lines
 
     shown = Shown(interval=options.interval)
     view, due = reader.read(), time.monotonic() + 0.7

@@ -12,7 +12,7 @@ import tty
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from windlass.observe.top.draw import Line, encodable, to_ansi, to_text
+from windlass.tasks.observe.top.draw import Line, encodable, to_ansi, to_text
 
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[2J", "\x1b[?25h\x1b[?1049l"
 KEYS = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1bOA": "up", b"\x1bOB": "down", b"\r": "enter", b"\n": "enter", b"\x1b": "escape",

@@ -14,11 +14,11 @@ from windlass.core.recipe.recipe import Recipe
 from windlass.errors import BadInput
 
 if TYPE_CHECKING:
-    from windlass.train.checkpoint import Checkpoints
-    from windlass.train.data.batches import Batches
-    from windlass.train.logging import MetricsLogger, Sink
-    from windlass.train.loop.loop import Intervals
-    from windlass.train.loop.trainer import Trainer
+    from windlass.tasks.train.checkpoint import Checkpoints
+    from windlass.tasks.train.data.batches import Batches
+    from windlass.tasks.train.logging import MetricsLogger, Sink
+    from windlass.tasks.train.loop.loop import Intervals
+    from windlass.tasks.train.loop.trainer import Trainer
 
 
 # --- the trainer
@@ -28,10 +28,10 @@ def open_trainer(run: TrainingRun, weights: Path | None) -> Trainer:
     """`weights`: the checkpoint to start from; None: random weights."""
     import torch
 
-    from windlass.families import rules
-    from windlass.train.build import build_trainer
-    from windlass.train.data.batches import open_batches
-    from windlass.weights import open_model
+    from windlass.model.families import rules
+    from windlass.runtime.weights import open_model
+    from windlass.tasks.train.build import build_trainer
+    from windlass.tasks.train.data.batches import open_batches
 
     recipe, spec, base = run.recipe, run.spec, run.path.parent
     batches = open_batches(recipe.data, base, vocab_size=spec.vocab_size)
@@ -48,7 +48,7 @@ def open_trainer(run: TrainingRun, weights: Path | None) -> Trainer:
     }
     try:
         if recipe.run.engine == "deepspeed":
-            from windlass.train.deepspeed.trainer import build_deepspeed
+            from windlass.tasks.train.deepspeed.trainer import build_deepspeed
 
             return build_deepspeed(recipe, spec, rules(spec), batches, base=base, **options)
         return build_trainer(recipe, spec, rules(spec), batches, **options)
@@ -80,10 +80,10 @@ def model_config(recipe: Recipe) -> dict[str, Any]:
     """config.json, as it will be exported."""
     if recipe.model.config is not None:
         return recipe.model.config
-    from windlass.bundled.models import find_bundled
-    from windlass.families.registry import find, published_config
-    from windlass.formats.config import read_config
-    from windlass.formats.hub.hub import fetch_config
+    from windlass.model.bundled.models import find_bundled
+    from windlass.model.families.registry import find, published_config
+    from windlass.model.formats.config import read_config
+    from windlass.model.formats.hub.hub import fetch_config
 
     name = recipe.model.path or recipe.model.name or ""
     path = Path(name).expanduser()
@@ -96,7 +96,7 @@ def model_config(recipe: Recipe) -> dict[str, Any]:
 
 def keep_tokenizer(run: TrainingRun, weights: Path | None) -> None:
     """Copies the tokenizer beside the checkpoints, so that they can be exported from there."""
-    from windlass.weights.source import COMPANIONS
+    from windlass.runtime.weights.source import COMPANIONS
 
     places = [run.path.parent / Path(source.path).expanduser() / "tokenizer" for source in run.recipe.data.sources]
     places += [weights] if weights is not None else []
@@ -114,7 +114,7 @@ def keep_tokenizer(run: TrainingRun, weights: Path | None) -> None:
 
 
 def open_checkpoints(run: TrainingRun, data_fingerprint: str, notify: Callable[[str], None]) -> Checkpoints:
-    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints, spec_digest
+    from windlass.tasks.train.checkpoint import CheckpointIdentity, Checkpoints, spec_digest
 
     section = run.recipe.checkpoint
     identity = CheckpointIdentity(
@@ -136,7 +136,7 @@ def open_checkpoints(run: TrainingRun, data_fingerprint: str, notify: Callable[[
 
 
 def intervals(run: TrainingRun) -> Intervals:
-    from windlass.train.loop.loop import Intervals
+    from windlass.tasks.train.loop.loop import Intervals
 
     section = run.recipe.checkpoint
     minutes = section.interval_minutes
@@ -153,8 +153,8 @@ def intervals(run: TrainingRun) -> Intervals:
 
 
 def open_logger(run: TrainingRun, trainer: Trainer, rank: int) -> MetricsLogger:
-    from windlass.machine.energy import EnergyCounters
-    from windlass.train.logging import MetricsLogger
+    from windlass.runtime.machine.energy import EnergyCounters
+    from windlass.tasks.train.logging import MetricsLogger
 
     return MetricsLogger(
         _sinks(run) if rank == 0 else [],
@@ -166,17 +166,17 @@ def open_logger(run: TrainingRun, trainer: Trainer, rank: int) -> MetricsLogger:
 
 
 def _sinks(run: TrainingRun) -> list[Sink]:
-    from windlass.train.logging.jsonl import JsonLines, PrintedLines
-    from windlass.train.logging.line import LiveLine
+    from windlass.tasks.train.logging.jsonl import JsonLines, PrintedLines
+    from windlass.tasks.train.logging.line import LiveLine
 
     options = run.options
     found: list[Sink] = [PrintedLines() if options.as_json else LiveLine(), JsonLines(run.folder / LOG)]
     if options.tensorboard:
-        from windlass.train.logging.tensorboard import TensorBoard
+        from windlass.tasks.train.logging.tensorboard import TensorBoard
 
         found.append(TensorBoard(run.folder / "tensorboard"))
     if options.prometheus is not None:
-        from windlass.train.logging.prometheus import Prometheus
+        from windlass.tasks.train.logging.prometheus import Prometheus
 
         found.append(Prometheus(options.prometheus))
     return found
@@ -186,8 +186,8 @@ def _peak_flops(recipe: Recipe) -> float:
     """Of all devices of the run, as plans count them."""
     import os
 
-    from windlass.machine.probe import probe
-    from windlass.plan.training.time.rates import peak_flops
+    from windlass.runtime.machine.probe import probe
+    from windlass.tasks.plan.training.time.rates import peak_flops
 
     device = probe().devices[0]
     num_devices = 1 if device.kind == "cpu" else int(os.environ.get("WORLD_SIZE", "1"))

@@ -14,8 +14,8 @@ from windlass.open.progress import byte_progress
 from windlass.units import parse_context
 
 if TYPE_CHECKING:
-    from windlass.train.data.prepare.prepare import QualityReport
-    from windlass.train.data.prepare.unit import PrepareSettings
+    from windlass.tasks.train.data.prepare.prepare import QualityReport
+    from windlass.tasks.train.data.prepare.unit import PrepareSettings
 
 DAMAGED = 1
 
@@ -66,7 +66,7 @@ def _need_packages() -> None:
 
 
 def _settings(options: DataOptions) -> PrepareSettings:
-    from windlass.train.data.prepare.unit import PrepareSettings
+    from windlass.tasks.train.data.prepare.unit import PrepareSettings
 
     return PrepareSettings(
         tokenizer=options.tokenizer,
@@ -88,14 +88,14 @@ def _read_template(file: Path | None) -> str | None:
 
 
 def _prepared(sources: list[str], out: Path, settings: PrepareSettings, options: DataOptions) -> QualityReport:
-    from windlass.train.data.prepare.prepare import prepare
+    from windlass.tasks.train.data.prepare.prepare import prepare
 
     with byte_progress(f"preparing {out}", not options.as_json) as started:
         return prepare(sources, out, settings, jobs=options.jobs, started=started)
 
 
 def _checked(sources: list[str], settings: PrepareSettings, options: DataOptions) -> QualityReport:
-    from windlass.train.data.prepare.prepare import check
+    from windlass.tasks.train.data.prepare.prepare import check
 
     with byte_progress("checking", not options.as_json) as started:
         return check(sources, settings, jobs=options.jobs, started=started)
@@ -111,7 +111,7 @@ def _show(report: QualityReport, out: Path | None, options: DataOptions) -> None
 
 
 def _verify(folders: list[Path], options: DataOptions) -> int:
-    from windlass.train.data.shards import find_damage, read_manifest
+    from windlass.tasks.train.data.shards import find_damage, read_manifest
 
     manifests = [read_manifest(folder) for folder in folders]
     total = sum(stored.num_bytes for manifest in manifests for shard in manifest.shards for stored in shard.files.values())

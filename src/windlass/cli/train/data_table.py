@@ -12,7 +12,7 @@ from windlass.cli.console import console
 from windlass.units import MB, format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from windlass.train.data.prepare.prepare import QualityReport
+    from windlass.tasks.train.data.prepare.prepare import QualityReport
 
 PROBLEMS = {
     "bad": "unreadable",

@@ -16,10 +16,10 @@ from windlass.units import format_bytes, parse_bytes
 
 
 def run_export(checkpoint: Path, out: Path, *, tokenizer: Path | None, dtype: str, max_shard: str, as_json: bool) -> int:
-    from windlass.families import describe, rules
-    from windlass.train.checkpoint.manifest import check_files, read_manifest
-    from windlass.train.checkpoint.tensors import CheckpointTensors
-    from windlass.train.export.export import export_model
+    from windlass.model.families import describe, rules
+    from windlass.tasks.train.checkpoint.manifest import check_files, read_manifest
+    from windlass.tasks.train.checkpoint.tensors import CheckpointTensors
+    from windlass.tasks.train.export.export import export_model
 
     folder = _step_folder(checkpoint)
     manifest = read_manifest(folder)
@@ -58,7 +58,7 @@ def run_export(checkpoint: Path, out: Path, *, tokenizer: Path | None, dtype: st
 def _export_adapter(manifest: Any, tensors: Any, rules: Any, out: Path, as_json: bool) -> int:
     """Exports the adapters of a LoRA run in PEFT format."""
     from windlass.core.recipe.sections import LoraSection
-    from windlass.train.export.adapters import save_adapter
+    from windlass.tasks.train.export.adapters import save_adapter
 
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} already exists; choose a new directory")
@@ -76,8 +76,8 @@ def _export_adapter(manifest: Any, tensors: Any, rules: Any, out: Path, as_json:
 
 def _step_folder(checkpoint: Path) -> Path:
     """The given step, or the last complete one of a run's folder."""
-    from windlass.train.checkpoint.folder import named_steps, step_name, step_of
-    from windlass.train.checkpoint.manifest import check_sizes, read_manifest
+    from windlass.tasks.train.checkpoint.folder import named_steps, step_name, step_of
+    from windlass.tasks.train.checkpoint.manifest import check_sizes, read_manifest
 
     if not checkpoint.is_dir():
         raise BadInput(f"{checkpoint} is not a directory; give a run's directory, or one of its step-N directories")
@@ -111,7 +111,7 @@ def _num_bytes(tensors: Any, dtype: str) -> int:
 
 
 def run_consolidate(local: Path, shared: Path, *, hostfile: Path, as_json: bool) -> int:
-    from windlass.train.checkpoint.consolidate import consolidate, read_hostfile
+    from windlass.tasks.train.checkpoint.consolidate import consolidate, read_hostfile
 
     hosts = read_hostfile(hostfile)
     done = consolidate(local, shared, hosts, notify=lambda text: print(f"windlass: {text}", file=sys.stderr))

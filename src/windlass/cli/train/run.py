@@ -51,7 +51,7 @@ def run_recipe(path: Path, options: TrainOptions) -> int:
 def _check_arrangement(recipe: Recipe, options: TrainOptions) -> None:
     """Before the plan, whose advice is for other trainers as well. What is only planned, for named hardware, may be for one of them."""
     from windlass.open.hardware import most_processes, resolve_hardware
-    from windlass.train.parallel.degrees import check_arrangement
+    from windlass.tasks.train.parallel.degrees import check_arrangement
 
     if options.plan_only and recipe.hardware.on is not None:
         return
@@ -158,8 +158,8 @@ def _train(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan | None)
 
 
 def _train_in_workers(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan) -> int:
-    from windlass.formats.disk.atomic import write_atomically
-    from windlass.train.loop.elastic import Machines, run_workers
+    from windlass.model.formats.disk.atomic import write_atomically
+    from windlass.tasks.train.loop.elastic import Machines, run_workers
 
     folder = run_folder(path, recipe, options.out)
     folder.mkdir(parents=True, exist_ok=True)

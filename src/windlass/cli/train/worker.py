@@ -13,14 +13,14 @@ from windlass.cli.train.options import CHECKPOINTS, LOG, PLOT, PROFILE, Training
 from windlass.cli.train.phases import BUILDING, LOADING, RESUMING, Phases, first_step
 from windlass.errors import STOPPED, BadInput, Error
 from windlass.foreign import MAX_MESSAGE, shown
-from windlass.machine.torch_import import importing
+from windlass.runtime.machine.torch_import import importing
 
 if TYPE_CHECKING:
-    from windlass.train.checkpoint import Checkpoints
-    from windlass.train.logging import MetricsLogger
-    from windlass.train.loop.guard import StopRequest
-    from windlass.train.loop.loop import RunResult, TrainingLoop
-    from windlass.train.loop.trainer import Trainer
+    from windlass.tasks.train.checkpoint import Checkpoints
+    from windlass.tasks.train.logging import MetricsLogger
+    from windlass.tasks.train.loop.guard import StopRequest
+    from windlass.tasks.train.loop.loop import RunResult, TrainingLoop
+    from windlass.tasks.train.loop.trainer import Trainer
 
 TIMEOUT_MINUTES = 10
 """Ranks whose collectives wait longer than this exit, and are restarted by the agent."""
@@ -28,7 +28,7 @@ TIMEOUT_MINUTES = 10
 
 def train(run: TrainingRun) -> int:
     """Exit code: 0 done; 75 stopped and saved. Under torchrun, whose agent restarts workers that fail, 0 in both cases."""
-    from windlass.train.loop.elastic import under_agent
+    from windlass.tasks.train.loop.elastic import under_agent
 
     with Phases(_is_first() and not run.options.as_json) as phases:
         phases.begin(LOADING)
@@ -40,8 +40,8 @@ def _is_first() -> bool:
 
 
 def _train(run: TrainingRun, phases: Phases) -> int:
-    from windlass.train.loop.guard import StoppedBeforeStart, StopRequest
-    from windlass.train.loop.lost import plain_errors
+    from windlass.tasks.train.loop.guard import StoppedBeforeStart, StopRequest
+    from windlass.tasks.train.loop.lost import plain_errors
 
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1  # other ranks would wait for one that ends at once
     with StopRequest(ends_at_once=alone) as stop:
@@ -55,7 +55,7 @@ def _train(run: TrainingRun, phases: Phases) -> int:
 
 def _train_under_agent(run: TrainingRun, phases: Phases) -> int:
     """How it ended is in the run's folder."""
-    from windlass.train.loop.elastic import (
+    from windlass.tasks.train.loop.elastic import (
         RunOutcome,
         begin_outcome,
         read_outcome,
@@ -63,8 +63,8 @@ def _train_under_agent(run: TrainingRun, phases: Phases) -> int:
         was_restarted,
         write_outcome,
     )
-    from windlass.train.loop.guard import StopRequest
-    from windlass.train.loop.lost import RankLost, plain_errors
+    from windlass.tasks.train.loop.guard import StopRequest
+    from windlass.tasks.train.loop.lost import RankLost, plain_errors
 
     before = read_outcome(run.folder) if was_restarted() else None  # else it is of an earlier run
     if before is not None and before.kind == "failed":  # restarted after an error that a restart does not fix
@@ -97,7 +97,7 @@ def _process_group() -> Generator[int]:
         import torch
         import torch.distributed as dist
 
-        import_module("windlass.train.build")  # most of what is imported later: DTensor, pipelining, dynamo
+        import_module("windlass.tasks.train.build")  # most of what is imported later: DTensor, pipelining, dynamo
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0
@@ -121,7 +121,7 @@ def _run(run: TrainingRun, rank: int, stop: StopRequest, phases: Phases) -> RunR
         open_logger,
         open_trainer,
     )
-    from windlass.train.loop.elastic import STOP, under_agent
+    from windlass.tasks.train.loop.elastic import STOP, under_agent
 
     phases.begin(BUILDING)
     weights = initial_weights(run.recipe)
@@ -160,9 +160,9 @@ def _loop(
 ) -> tuple[TrainingLoop, Callable[[], None]]:
     """The loop, and what ends its profile."""
     from windlass.cli.train.components import intervals
-    from windlass.train.logging.profile import RunProfile
-    from windlass.train.loop.guard import LossGuard
-    from windlass.train.loop.loop import TrainingLoop
+    from windlass.tasks.train.logging.profile import RunProfile
+    from windlass.tasks.train.loop.guard import LossGuard
+    from windlass.tasks.train.loop.loop import TrainingLoop
 
     profile = RunProfile(run.folder / PROFILE) if run.options.profile and rank == 0 else None
     section = run.recipe.guard
@@ -182,7 +182,7 @@ def _loop(
 
 def _begin(loop: TrainingLoop, checkpoints: Checkpoints, run: TrainingRun) -> None:
     """Resumes from the last checkpoint, or starts in a folder without any."""
-    from windlass.train.loop.elastic import was_restarted
+    from windlass.tasks.train.loop.elastic import was_restarted
 
     restarted, if_any = was_restarted(), run.options.resume_if_any
     if (run.options.resume or restarted or if_any) and not ((restarted or if_any) and checkpoints.latest() is None):
@@ -198,7 +198,7 @@ def _plot(folder: Path, name: str) -> None:
     """If matplotlib is installed; a failed plot does not fail the run."""
     from importlib.util import find_spec
 
-    from windlass.train.logging.plot import plot_run
+    from windlass.tasks.train.logging.plot import plot_run
 
     if find_spec("matplotlib") is None:
         return

@@ -51,7 +51,7 @@ FORMS = {
     "iq3_xxs": Form(256, 1, 0, 24, 98),
     "iq3_s": Form(256, 1, 12, 24, 110),
 }
-"""By ggml's name in lower case, in the order of `Kind` in kernels/native/panel/panel.h. Q4_0, Q4_1 and Q8_0 have kinds of their own."""
+"""By ggml's name in lower case, in the order of `Kind` in runtime/kernels/native/panel/panel.h. Q4_0, Q4_1 and Q8_0 have kinds of their own."""
 
 _OTHERS = {"F32": 32.0, "F16": 16.0, "BF16": 16.0, "Q4_0": 4.5, "Q4_1": 5.0, "Q8_0": 8.5}
 

@@ -34,7 +34,7 @@ def default_ram_bytes(num_cores: int) -> int:
 def default_channels(num_cores: int) -> int:
     """Memory channels of a machine of which only the cores are known: 2 in desktops, 4 in workstations, 8 and 12 in servers of one socket.
 
-    A second socket is not assumed: 128 and 192 cores are sold in one (EPYC 9754, AmpereOne), and engines gain little from two (plan/engines).
+    A second socket is not assumed: 128 and 192 cores are sold in one (EPYC 9754, AmpereOne), and engines gain little from two (tasks/plan/engines).
     """
     return next((channels for most, channels in ((16, 2), (32, 4), (96, 8)) if num_cores <= most), 12)
 

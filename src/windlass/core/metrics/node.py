@@ -1,7 +1,7 @@
 """Metrics of a machine: GPUs under DCGM's field names, the host under node_exporter's, energy.
 
 The units are those of the original names (MiB, MHz, mJ), not Prometheus' base units: a dashboard made for dcgm-exporter reads them.
-DCGM 4.6 renamed its fields; `RENAMED` has the new name of each, and recording rules read both (`windlass.observe`).
+DCGM 4.6 renamed its fields; `RENAMED` has the new name of each, and recording rules read both (`windlass.tasks.observe`).
 """
 
 from __future__ import annotations
@@ -50,31 +50,6 @@ RENAMED = {
 }
 """Old name -> the name from DCGM 4.6 on (NVIDIA/DCGM, dcgm_fields.h)."""
 
-GPU = (
-    GPU_UTIL,
-    MEM_COPY_UTIL,
-    FB_USED,
-    FB_FREE,
-    GPU_TEMP,
-    MEMORY_TEMP,
-    POWER_USAGE,
-    ENERGY,
-    SM_CLOCK,
-    MEM_CLOCK,
-    THROTTLE_REASONS,
-    ECC_CORRECTED,
-    ECC_UNCORRECTED,
-    ROW_REMAP_FAILURE,
-    XID_LAST,
-    NVLINK_BYTES,
-    PCIE_TX,
-    PCIE_RX,
-    PCIE_REPLAYS,
-    XIDS,
-    THROTTLED,
-    GPU_POWER_LIMIT,
-)
-
 # --- the host, as node_exporter names it
 
 CPU_SECONDS = counter("node_cpu_seconds_total", "Time of all processors by mode.", "cpu", "mode")
@@ -89,20 +64,6 @@ NETWORK_RECEIVED = counter("node_network_receive_bytes_total", "Bytes received o
 NETWORK_SENT = counter("node_network_transmit_bytes_total", "Bytes sent on an interface.", "device")
 NODE_TIME = gauge("node_time_seconds", "The machine's clock.")
 
-HOST = (
-    CPU_SECONDS,
-    LOAD,
-    MEMORY_TOTAL,
-    MEMORY_AVAILABLE,
-    FILESYSTEM_SIZE,
-    FILESYSTEM_AVAIL,
-    DISK_READ,
-    DISK_WRITTEN,
-    NETWORK_RECEIVED,
-    NETWORK_SENT,
-    NODE_TIME,
-)
-
 # --- energy
 
 NODE_ENERGY = counter("windlass_node_energy_joules_total", "Energy of this machine by counter (nvml, rapl).", "source")
@@ -114,8 +75,6 @@ SERVED_ENERGY = counter(
 REQUEST_ENERGY = counter("windlass_model_energy_joules_total", "Energy attributed to the requests of a model.", "model")
 GRID_INTENSITY = gauge("windlass_grid_intensity_grams_per_kwh", "CO2 equivalent of the grid: average, location-based.", "region")
 ENERGY_BUDGET = gauge("windlass_energy_budget_watts", "Power that the operator allows; 0: no budget.")
-ENERGY_METRICS = (NODE_ENERGY, SERVED_ENERGY, REQUEST_ENERGY, GRID_INTENSITY, ENERGY_BUDGET)
 
 EXPORTER_SECONDS = counter("windlass_exporter_seconds_total", "CPU time of the exporter itself.")
 EXPORTER_ERRORS = counter("windlass_exporter_errors_total", "Readings that failed, by source.", "source")
-EXPORTER = (EXPORTER_SECONDS, EXPORTER_ERRORS)

@@ -29,34 +29,13 @@ CHECKPOINT_INTERVAL = gauge(
     "windlass_training_checkpoint_interval_seconds", "Longest time between two checkpoints so far; 0 before the second."
 )
 
-TRAIN = (
-    LOSS,
-    VALIDATION_LOSS,
-    LEARNING_RATE,
-    GRADIENT_NORM,
-    TOKEN_RATE,
-    MFU,
-    EXPERT_BALANCE,
-    STEPS,
-    STEP,
-    PLANNED_STEPS,
-    STEP_SECONDS,
-    SECONDS_LEFT,
-    TOKENS,
-    EVENTS,
-    LAST_CHECKPOINT,
-    CHECKPOINT_INTERVAL,
-)
-
 EVAL_QUESTIONS = gauge("windlass_eval_questions", "Questions of the evaluation.")
 EVAL_ANSWERED = counter("windlass_eval_answers_total", "Answers so far, by verdict (correct, wrong, failed, pending).", "verdict")
 EVAL_TOKENS = counter("windlass_eval_tokens_total", "Tokens used, by kind (prompt, completion).", "kind")
 EVAL_LEFT = gauge("windlass_eval_left_seconds", "Estimated time to the end of the evaluation.")
 EVAL_COST = gauge("windlass_eval_cost_usd", "Dollars spent by this process.")
-EVALUATE = (EVAL_QUESTIONS, EVAL_ANSWERED, EVAL_TOKENS, EVAL_LEFT, EVAL_COST)
 
 ROUTE_DECISIONS = counter("windlass_route_decisions_total", "Requests by the model that the router chose.", "model")
 ROUTE_EXPECTED_SHARE = gauge(
     "windlass_route_expected_share_ratio", "Share of requests that each model got on the data the router was fitted to.", "model"
 )
-ROUTE = (ROUTE_DECISIONS, ROUTE_EXPECTED_SHARE)

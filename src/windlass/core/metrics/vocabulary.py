@@ -1,4 +1,4 @@
-"""Every metric by name, and by the part of Windlass that exports it."""
+"""Every metric by name: what serving.py, training.py and node.py state is known here."""
 
 from __future__ import annotations
 
@@ -6,30 +6,8 @@ from types import MappingProxyType
 
 from windlass.core.metrics import node, serving, training
 from windlass.core.metrics.metric import Metric
-from windlass.errors import UnknownName
 
-PARTS = MappingProxyType(
-    {
-        "serve": serving.SERVE,
-        "engine": serving.ENGINE,
-        "models": serving.MODELS,
-        "offload": serving.OFFLOAD,
-        "fleet": serving.FLEET,
-        "train": training.TRAIN,
-        "evaluate": training.EVALUATE,
-        "route": training.ROUTE,
-        "gpu": node.GPU,
-        "host": node.HOST,
-        "energy": node.ENERGY_METRICS,
-        "exporter": node.EXPORTER,
-    }
-)
-METRICS = MappingProxyType({metric.name: metric for part in PARTS.values() for metric in part})
-SERIES = MappingProxyType({series: metric for metric in METRICS.values() for series in metric.series})
+ALL = tuple(value for module in (serving, training, node) for value in vars(module).values() if isinstance(value, Metric))
+METRICS = MappingProxyType({metric.name: metric for metric in ALL})
+SERIES = MappingProxyType({series: metric for metric in ALL for series in metric.series})
 """By the name of a sample: a histogram's `_bucket`, `_count` and `_sum` too."""
-
-
-def metric(name: str) -> Metric:
-    if name not in METRICS:
-        raise UnknownName("metric", name, tuple(METRICS))
-    return METRICS[name]

@@ -1,4 +1,4 @@
-"""What a watch knows: alerts and the charts of a day. `windlass.observe` makes it, the server and `windlass top` show it."""
+"""What a watch knows: alerts and the charts of a day. `windlass.tasks.observe` makes it, the server and `windlass top` show it."""
 
 from __future__ import annotations
 

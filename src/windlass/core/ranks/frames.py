@@ -1,6 +1,6 @@
 """Length-prefixed frames: four bytes of length (big endian), then the body. The one codec of every socket of ours.
 
-Knows no messages. Signed frames between machines (fleet/protocol/channel.py) use the same prefix and add a tag.
+Knows no messages. Signed frames between machines (runtime/fleet/protocol/channel.py) use the same prefix and add a tag.
 """
 
 from __future__ import annotations

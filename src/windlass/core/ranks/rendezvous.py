@@ -1,4 +1,4 @@
-"""What a rank must know to find the others of its epoch. A value; how they connect: parallel/join.py."""
+"""What a rank must know to find the others of its epoch. A value; how they connect: runtime/parallel/join.py."""
 
 from __future__ import annotations
 

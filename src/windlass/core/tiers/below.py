@@ -3,8 +3,8 @@ engine decide the same.
 
 Some experts have their home in host memory, where CPU and link work on them together; the rest of host memory is a cache of those on disk. With
 even routing it does not matter how host memory is divided: a slot saves as many reads one way as the other. Real routing is uneven, and a cache
-holds what is used (docs/guides/offload.md: half of the experts in a cache are found 78 % of the time, the same number of fixed ones 66 %). But only
-homes use the link. So the cache has two slots for every expert that memory has no room for, and homes get the rest.
+holds what is used (docs/reference/offload.md: half of the experts in a cache are found 78 % of the time, the same number of fixed ones 66 %). But
+only homes use the link. So the cache has two slots for every expert that memory has no room for, and homes get the rest.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ is margin."""
 GPU_GROWTH_BYTES = 640 * MIB
 """The same from the moment that weights are placed, by a process that had more than that before: 0.54 GiB there, from loaded to the last prompt."""
 STEP_TOKENS = 512
-"""Rows of the largest step on a CPU (engine/memory.py)."""
+"""Rows of the largest step on a CPU (runtime/engine/memory.py)."""
 STEP_LOGITS = 64
 FLOAT_BYTES = 4
 
@@ -47,7 +47,7 @@ def _mixer_width(layer: Layer) -> int:
 
 
 def _ffn_width(layer: Layer, hidden_size: int) -> int:
-    """A mixture gathers its rows by expert, and keeps what is between the products (kernels/cpu/experts.py)."""
+    """A mixture gathers its rows by expert, and keeps what is between the products (runtime/kernels/cpu/experts.py)."""
     ffn = layer.feed_forward
     if isinstance(ffn, Dense):
         return 3 * ffn.intermediate_size

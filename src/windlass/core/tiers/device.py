@@ -30,7 +30,7 @@ OTHER_BYTES = 1536 * MIB
 LOADED_LAYERS = 1
 """Layers of experts beside the slots while they are loaded or made."""
 ROUTER_BYTES = 10
-"""Of a weight of a router: fp32, and the three parts in bf16 that add up to it (nn/fused/feed_forward.py)."""
+"""Of a weight of a router: fp32, and the three parts in bf16 that add up to it (runtime/nn/fused/feed_forward.py)."""
 KV_SHARE = 1 / 16
 """Of the device, for a KV cache that was not asked for."""
 KV_TOKENS = 64 * 1024

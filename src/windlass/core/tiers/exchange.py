@@ -23,7 +23,7 @@ FETCHED = 0.9
 CACHED_SPEED = 180e9
 """The same with one row where weights are in second-level caches: 160 and 205 measured with 15 threads, two models."""
 CACHED_BYTES = 15e6
-"""Of a guess: half of the second-level caches of 15 cores with 2 MiB each (offload/device/share.py)."""
+"""Of a guess: half of the second-level caches of 15 cores with 2 MiB each (runtime/offload/device/share.py)."""
 
 
 class HostReads(NamedTuple):

@@ -2,8 +2,8 @@
 
 While the device computes attention, routers and the experts that it has, link and CPU would have nothing to read: which experts of host memory a
 layer needs is known only after its router. The next layer's router, applied to what enters this layer's experts, names most of them
-(docs/guides/offload.md). Both then read in that time too. What was guessed wrongly is left off as soon as that is known. What that saves of a step:
-core/tiers/exchange.py.
+(docs/reference/offload.md). Both then read in that time too. What was guessed wrongly is left off as soon as that is known. What that saves of a
+step: core/tiers/exchange.py.
 """
 
 from __future__ import annotations

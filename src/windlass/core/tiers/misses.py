@@ -2,7 +2,7 @@
 
 A layer asks the disk for all experts that it misses at once, and the CPU's threads compute them as they come. Nothing else is read meanwhile: the
 disk gets its work in bursts, begins each from nothing, and is idle until the next layer has chosen. How fast it is then is measured with such bursts
-(offload/tiers/reader.py). A layer that misses nothing does not wait. Routing is taken to be even, so that misses fall on layers by chance.
+(runtime/offload/tiers/reader.py). A layer that misses nothing does not wait. Routing is taken to be even, so that misses fall on layers by chance.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from windlass.core.tiers.exchange import EXCHANGE_SECONDS
 
 IN_BURSTS = 0.73
-"""Of what a disk gives in order: 2.26 of 3.09 GB/s, with two or three experts of 8.9 MB a layer (an H200's machine, docs/guides/offload.md). For
+"""Of what a disk gives in order: 2.26 of 3.09 GB/s, with two or three experts of 8.9 MB a layer (an H200's machine, docs/reference/offload.md). For
 plans: the engine measures bursts."""
 PASS_SECONDS = 1e-3
 """Of computing an expert after the disk was waited for, beside reading its weights: threads slept, and share their cores with those that read.

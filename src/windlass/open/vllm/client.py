@@ -15,8 +15,8 @@ from windlass.core.client import Client, Unavailable
 from windlass.core.plan import Plan
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Stats
 from windlass.errors import BadInput
-from windlass.launch.command import Command, ServedModel
-from windlass.launch.vllm.process import VllmServer
+from windlass.tasks.launch.command import Command, ServedModel
+from windlass.tasks.launch.vllm.process import VllmServer
 
 MakeCommand = Callable[[], Command]
 """Makes a new command for every start, with a port that is free now."""
@@ -105,7 +105,7 @@ class VllmClient:
         """From /health and /metrics. Restarts the server if its engine died."""
         import httpx
 
-        from windlass.launch.vllm.metrics import read_stats
+        from windlass.tasks.launch.vllm.metrics import read_stats
 
         assert self._server is not None
         url, stats = self._server.base_url, Stats()
@@ -123,8 +123,8 @@ class VllmClient:
         return stats
 
     async def _start(self) -> None:
-        from windlass.launch.vllm.process import start
-        from windlass.machine.folders import cache_dir
+        from windlass.runtime.machine.folders import cache_dir
+        from windlass.tasks.launch.vllm.process import start
         from windlass.wire.client.http_client import HttpClient
 
         command = await asyncio.to_thread(self._make_command)  # probes the machine, which is slow

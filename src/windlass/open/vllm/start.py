@@ -9,8 +9,8 @@ from pathlib import Path
 
 from windlass.core.plan import Plan
 from windlass.errors import Error, Impossible
-from windlass.launch.command import Command, ServedModel, VllmOptions
-from windlass.launch.vllm.render import find_python, free_port, render
+from windlass.tasks.launch.command import Command, ServedModel, VllmOptions
+from windlass.tasks.launch.vllm.render import find_python, free_port, render
 
 CONTEXT = 8192
 CONCURRENCY = (64, 16, 4, 1)
@@ -26,9 +26,9 @@ def served_model(path: Path, name: str = "") -> ServedModel:
     """What vLLM must know of the files. Only directories: vLLM reads no .m files, and .gguf only with a plug-in."""
     if not path.is_dir():
         raise Impossible(f"vLLM serves model directories, and {path} is a file; use --engine windlass")
-    from windlass.formats.config import read_config
+    from windlass.model.formats.config import read_config
     from windlass.open.scheme import stored_scheme
-    from windlass.weights.text.files import model_text
+    from windlass.runtime.weights.text.files import model_text
 
     stored, _ = stored_scheme(read_config(path))
     template = model_text(path).chat_template if (path / "tokenizer.json").is_file() else None
@@ -43,8 +43,8 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
     """
     from windlass.open.hardware import resolve_hardware
     from windlass.open.resolve import describe_path
-    from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search.request import PlanRequest
+    from windlass.tasks.plan.inference.assemble import make_plan
+    from windlass.tasks.plan.inference.search.request import PlanRequest
 
     resolved = describe_path(path)
     question = PlanRequest(
@@ -91,6 +91,6 @@ def vllm_command(plan: Plan, model: ServedModel, *, node: int = 0, extra: tuple[
 
 def _device_bytes() -> int:
     """Memory of the smallest GPU; 0: none."""
-    from windlass.machine.probe import probe
+    from windlass.runtime.machine.probe import probe
 
     return min((device.memory_bytes for device in probe(measure=False).devices if device.kind == "cuda"), default=0)

@@ -21,7 +21,7 @@ from windlass.cli.options import ROWS
 from windlass.core.launch import Launch
 from windlass.core.layout import Layout
 
-for folder in (Path(__file__).parents[3], Path(__file__).parents[3] / "measure" / "served"):
+for folder in (Path(__file__).parents[3], Path(__file__).parents[3] / "tasks" / "bench" / "served"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

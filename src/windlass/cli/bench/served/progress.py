@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from windlass.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from windlass.measure.served.client.target import TargetInfo
-    from windlass.measure.served.load import Load
-    from windlass.measure.served.summary import LoadResult
+    from windlass.tasks.bench.served.client.target import TargetInfo
+    from windlass.tasks.bench.served.load import Load
+    from windlass.tasks.bench.served.summary import LoadResult
 
 REFRESH_SECONDS = 0.5
 """Drawing takes a few milliseconds, in which no token is received."""

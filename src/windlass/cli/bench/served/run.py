@@ -14,9 +14,9 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput, MissingExtra
 
 if TYPE_CHECKING:
-    from windlass.measure.served.bench import ServedSetup, TargetSpec
-    from windlass.measure.served.report import ServedReport
-    from windlass.measure.served.summary import Limits
+    from windlass.tasks.bench.served.bench import ServedSetup, TargetSpec
+    from windlass.tasks.bench.served.report import ServedReport
+    from windlass.tasks.bench.served.summary import Limits
 
 FAILED = 4
 """Exit code where a load got no answer at all."""
@@ -48,15 +48,15 @@ class ServedOptions(Frozen):
 
 def run(options: ServedOptions) -> int:
     from windlass.cli.bench.served.progress import showing
-    from windlass.measure.served.bench import bench_served
-    from windlass.measure.served.report import encode_report
+    from windlass.tasks.bench.served.bench import bench_served
+    from windlass.tasks.bench.served.report import encode_report
 
     setup = make_setup(options)
     old = _earlier(options.compare)
     with showing(shown=not options.as_json) as progress:
         report = asyncio.run(bench_served(setup, progress))
     if options.save is not None:
-        from windlass.formats.disk.atomic import write_atomically
+        from windlass.model.formats.disk.atomic import write_atomically
 
         write_atomically(options.save, encode_report(report))
     if options.as_json:
@@ -69,8 +69,8 @@ def run(options: ServedOptions) -> int:
 
 
 def make_setup(options: ServedOptions) -> ServedSetup:
-    from windlass.measure.served.bench import ServedSetup
-    from windlass.measure.served.load import LoadOptions, make_loads, parse_at_once, parse_rates
+    from windlass.tasks.bench.served.bench import ServedSetup
+    from windlass.tasks.bench.served.load import LoadOptions, make_loads, parse_at_once, parse_rates
 
     _check(options)
     loads = make_loads(
@@ -115,7 +115,7 @@ def _check(options: ServedOptions) -> None:
 
 
 def _targets(options: ServedOptions) -> tuple[TargetSpec, ...]:
-    from windlass.measure.served.bench import parse_target
+    from windlass.tasks.bench.served.bench import parse_target
 
     words = launch_words(options.launch)
     targets = tuple(parse_target(text, words) for text in options.targets)
@@ -167,7 +167,7 @@ def launch_words(launch: Launch) -> tuple[str, ...]:
 
 
 def _limits(options: ServedOptions) -> Limits:
-    from windlass.measure.served.summary import Limits
+    from windlass.tasks.bench.served.summary import Limits
 
     def seconds(milliseconds: float | None) -> float | None:
         return None if milliseconds is None else milliseconds / 1e3
@@ -196,6 +196,6 @@ def _earlier(path: Path | None) -> ServedReport | None:
     if path is None:
         return None
     from windlass.cli.bench.run import saved_report
-    from windlass.measure.served.report import read_report
+    from windlass.tasks.bench.served.report import read_report
 
     return read_report(saved_report(path), str(path))

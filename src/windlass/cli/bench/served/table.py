@@ -14,15 +14,15 @@ from windlass.cli.console import console
 from windlass.units import format_context, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from windlass.measure.served.report import Compared, Metric, ServedReport, TargetReport
-    from windlass.measure.served.summary import Limits, LoadResult, Percentiles
+    from windlass.tasks.bench.served.report import Compared, Metric, ServedReport, TargetReport
+    from windlass.tasks.bench.served.summary import Limits, LoadResult, Percentiles
 
 BUSY_SHARE = 0.6
 """Of a core: from here on the client may be what is slow."""
 
 
 def show(report: ServedReport, old: ServedReport | None, written: Path | None) -> None:
-    from windlass.measure.served.report import compare
+    from windlass.tasks.bench.served.report import compare
 
     out = console()
     if report.limits.is_set:
@@ -155,7 +155,7 @@ def notes(target: TargetReport) -> Iterator[str]:
 
 
 def _compared(rows: tuple[Compared, ...]) -> Table:
-    from windlass.measure.served.report import METRICS
+    from windlass.tasks.bench.served.report import METRICS
 
     table = _table("compared with the first; ratios above 1 are better")
     table.add_column("at once", justify="right")

@@ -1,1 +1,0 @@
-"""The decoder's forward pass in a few Hopper kernels per layer (kernels/cuda)."""

@@ -1,5 +1,0 @@
-"""Metrics of a run: live line, JSONL, TensorBoard, Prometheus, plot, profile."""
-
-from windlass.train.logging.fan_out import MetricsLogger, Sink, StepMetrics
-
-__all__ = ["MetricsLogger", "Sink", "StepMetrics"]
