@@ -32,6 +32,11 @@ class Busy(Unavailable):
 class Slowed(Busy):
     """Refused for a while: too many of this user's requests needed more than they are given, or ended an engine."""
 
+    def __init__(self, message: str, seconds: float = 60.0) -> None:
+        """`seconds`: how long it is refused."""
+        super().__init__(message)
+        self.seconds = seconds
+
 
 class Broken(Error):
     """Generation failed for one valid request, for example with NaN logits; others are not affected. Retrying will hardly help."""
@@ -63,9 +68,14 @@ class Tokenizes(Protocol):
     """Additional methods of a Client with a tokenizer."""
 
     async def tokenize(
-        self, text: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), special: bool = True
+        self,
+        text: str | Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        special: bool = True,
+        owner: str = "",
     ) -> list[int]:
-        """A prompt, with its special tokens unless `special` is false; or a chat's messages with its tools, rendered by the template."""
+        """A prompt, with its special tokens unless `special` is false; or a chat's messages with its tools, rendered by the template.
+        `owner`: as a Request's."""
         ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:

@@ -186,7 +186,11 @@ class FakeClient:
         return {"eos_token": "</s>"}
 
     async def tokenize(
-        self, text: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), special: bool = True
+        self,
+        text: str | Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        special: bool = True,
+        owner: str = "",
     ) -> list[int]:
         return list((text if isinstance(text, str) else rendered(text)).encode())
 

@@ -31,6 +31,7 @@ for number in (signal.SIGHUP, signal.SIGINT):  # ignored in the background, and 
     signal.signal(number, signal.SIG_DFL)
 
 def stuck():
+    {first}
     print("stuck", flush=True)
     while True:
         pass
@@ -46,7 +47,7 @@ def ended(
     """The exit codes of a process that gets these signals: at most one."""
     monkeypatch.setattr(watchdog, "SECONDS_TO_NOTICE", notice)
     monkeypatch.setattr(watchdog, "SECONDS_TO_END", end)
-    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback", lambda: None)
+    monkeypatch.setattr(watchdog.faulthandler, "dump_traceback", lambda _: None)
     codes: list[int] = []
     dog = Watchdog(codes.append)
     dog.is_noticed = is_noticed
@@ -80,7 +81,7 @@ def test_a_second_signal_leaves_seconds_and_a_third_none(monkeypatch: pytest.Mon
 def test_a_server_stuck_in_python_ends(
     number: signal.Signals, seconds: float, times: int, request: pytest.FixtureRequest
 ) -> None:
-    code = STUCK.format(folder=str(request.path.parent), seconds=seconds)
+    code = STUCK.format(folder=str(request.path.parent), seconds=seconds, first="")
     with started([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == b"stuck\n"
@@ -89,3 +90,20 @@ def test_a_server_stuck_in_python_ends(
             until(lambda: process.send_signal(number) or process.poll() is not None)
         assert process.wait(HUNG_SECONDS) == 128 + number
         assert b"in stuck" in process.stderr.read()
+
+
+FULL = """import os
+    os.set_blocking(2, False)
+    try:
+        while os.write(2, bytes(4096)): pass
+    except BlockingIOError: os.set_blocking(2, True)"""
+
+
+@pytest.mark.parametrize("first", [FULL, "sys.stderr = None", "sys.stderr.close()"], ids=["full", "none", "closed"])
+def test_one_that_cannot_say_where_it_is_stuck_ends(first: str, request: pytest.FixtureRequest) -> None:
+    code = STUCK.format(folder=str(request.path.parent), seconds=0.1, first=first)
+    with started([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"stuck\n"
+        process.send_signal(TERM)
+        assert process.wait(HUNG_SECONDS) == 143

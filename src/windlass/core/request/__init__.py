@@ -3,7 +3,7 @@
 from windlass.core.request.constraint import Constraint, ConstraintKind
 from windlass.core.request.info import DeviceMemory, Info, Stats
 from windlass.core.request.limits import PRIORITIES, shown_integer
-from windlass.core.request.request import NO_EFFORT, EmbedRequest, Pooling, Request, ScoreRequest, tool_name
+from windlass.core.request.request import ADDRESS, NO_EFFORT, EmbedRequest, Pooling, Request, ScoreRequest, tool_name
 from windlass.core.request.results import (
     CallPiece,
     Delta,
@@ -18,6 +18,7 @@ from windlass.core.request.results import (
 from windlass.core.request.sampling import GREEDY, Sampling
 
 __all__ = [
+    "ADDRESS",
     "GREEDY",
     "NO_EFFORT",
     "PRIORITIES",

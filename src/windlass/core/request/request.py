@@ -16,6 +16,10 @@ NO_EFFORT = ("none", "minimal")
 """Values of `reasoning_effort` that switch reasoning off, for templates that only have a switch."""
 
 
+ADDRESS = "@"
+"""With which a GROUP begins that is an address: its users may be strangers to each other, and one need not pay for another."""
+
+
 class Request(Frozen):
     """Exactly one of `messages` (a chat), `prompt` (text without a template) and `token_ids`."""
 
@@ -57,7 +61,8 @@ class Request(Frozen):
     deadline_seconds: float | None = None
     """From submission; a request that takes longer raises `core.client.Late`."""
     owner: str = ""
-    """GROUP/USER: while requests are queued, the scheduler gives groups equal shares of the engine's tokens, and within a group users."""
+    """GROUP/USER: while requests are queued, the scheduler gives groups equal shares of the engine's tokens, and within a group users. A group
+    is a key or, after an ADDRESS mark, an address."""
     priority: int = 0
     """Lower is more urgent: each step below doubles the share of its owner, and at equal shares it is served first."""
     adapter: str = ""
@@ -153,6 +158,8 @@ class ScoreRequest(Frozen):
     top: int = 0
     """Also return this many most likely tokens at each position."""
     cache_salt: str = ""
+    deadline_seconds: float | None = None
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.token_ids is None):
@@ -172,6 +179,8 @@ class EmbedRequest(Frozen):
     token_ids: tuple[int, ...] | None = None
     pooling: Pooling = "last"
     """The hidden state of the last token, or the mean over all."""
+    deadline_seconds: float | None = None
+    owner: str = ""
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.token_ids is None):

@@ -76,7 +76,7 @@ class VllmClient:
             stats=stats,
         )
 
-    async def tokenize(self, text: object) -> list[int]:
+    async def tokenize(self, text: object, owner: str = "") -> list[int]:
         return await (await self._ready()).tokenize(text)  # type: ignore[attr-defined]
 
     async def detokenize(self, token_ids: object) -> str:

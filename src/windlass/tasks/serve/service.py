@@ -41,7 +41,6 @@ SUMMED = (
     "waiting", "running", "num_blocks", "blocks_used", "blocks_cached", "prompt_tokens", "completion_tokens", "prefix_query_tokens",
     "prefix_hit_tokens", "preemptions", "steps",
 )  # fmt: skip
-MAX_OWNER_CHARACTERS = 64
 
 
 def cancelled_error(reason: CancelReason) -> ApiError:
@@ -226,15 +225,16 @@ class Service:
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.loading = (done_bytes, total_bytes)
 
-    def api_error(self, error: Error, body: object = None) -> ApiError:
-        """The response to a failed request. Server errors are logged; an unavailable engine is probed at once."""
-        refusal = errors.to_api_error(error, body)
+    def api_error(self, error: Error, body: object = None, request_id: str = "") -> ApiError:
+        """The response to a failed request. Server errors are logged, under its id; an unavailable engine is probed at once."""
+        refusal = errors.to_api_error(error, body, request_id)
         if refusal.code == TOO_LONG and isinstance(error, TooLong) and self.supervisor.info is not None:
             message = too_long_message(str(refusal), self.supervisor.info.context_tokens)
             return ApiError(message, param=refusal.param, code=refusal.code)
         if refusal.status < 500:
             return refusal
-        self._log_without_paths(f"{type(error).__name__}: {error}")
+        under = f"{request_id}: " if request_id else ""
+        self.log.line(f"{under}{strip_paths(f'{type(error).__name__}: {error}')}")
         if isinstance(error, Unavailable):
             self.supervisor.check_now()
         return refusal.with_retry_after(self.supervisor.retry_seconds) if refusal.status == errors.UNAVAILABLE else refusal

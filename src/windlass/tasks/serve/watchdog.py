@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,8 @@ SECONDS_TO_NOTICE = 10.0
 """For the event loop to see the first signal."""
 SECONDS_TO_END = 10.0
 """For a server that ends without finishing its requests."""
+SECONDS_TO_SHOW = 1.0
+"""For where it is stuck to be written: a pipe that nobody reads takes for ever."""
 OVER = 0
 """No signal's number."""
 
@@ -50,7 +53,10 @@ class Watchdog:
         if following is not None and self.is_noticed:
             following = following and self._next(SECONDS_TO_END)
         if following != OVER:
-            faulthandler.dump_traceback()  # where it is stuck
+            with suppress(Exception):  # no room for another thread
+                showing = threading.Thread(target=_show_stacks, name="stacks", daemon=True)
+                showing.start()
+                showing.join(SECONDS_TO_SHOW)
             self._end(128 + first)
 
     def _next(self, seconds: float | None) -> int | None:
@@ -58,3 +64,11 @@ class Watchdog:
         with suppress(queue.Empty):
             return self._numbers.get(timeout=seconds)
         return None
+
+
+def _show_stacks() -> None:
+    """Where it is stuck. By way of memory: faulthandler keeps the interpreter's lock while it writes, which may be for ever."""
+    with suppress(Exception), os.fdopen(os.memfd_create("stacks"), "r+b") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        os.write(sys.stderr.fileno(), file.read())

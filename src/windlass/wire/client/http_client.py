@@ -110,8 +110,8 @@ class HttpClient:
         details = {"server": self._address.shown, "owner": server.owner}
         return Info(model=server.model, context_tokens=server.context_tokens, details=details)
 
-    async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Needs /tokenize on the server, which ours and vLLM's have."""
+    async def tokenize(self, text: str | Sequence[Mapping[str, Any]], owner: str = "") -> list[int]:
+        """Needs /tokenize on the server, which ours and vLLM's have. `owner`: nothing to that server, which knows this client."""
         model = (await self._server_info()).model
         asked = (
             TokenizeRequest(model=model, prompt=text)

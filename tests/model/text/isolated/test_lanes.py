@@ -10,8 +10,9 @@ import pytest
 
 from windlass.core.client import Busy
 from windlass.model.text.isolated import lanes
-from windlass.model.text.isolated.jobs import Answer, Compilation, Task
-from windlass.model.text.isolated.lanes import Lane
+from windlass.model.text.isolated.jobs import Answer, Compilation, Rendering, Task
+from windlass.model.text.isolated.lanes import Job, Lane
+from windlass.model.text.isolated.workers import Lost
 
 pytestmark = pytest.mark.pure
 
@@ -26,13 +27,15 @@ class Told:
         self.has_ended = False
 
     async def ask(self, task: Task) -> Answer | None:
-        assert isinstance(task.job, Compilation)
-        self.asked.append(task.job.grammar)
+        self.asked.append(task.job.grammar if isinstance(task.job, Compilation) else task.job.template)
         return await self.answer
 
     def tell(self, answer: Answer | None) -> None:
         told, self.answer = self.answer, asyncio.get_running_loop().create_future()
         told.set_result(answer)
+
+    def lose(self) -> None:
+        self.answer.set_exception(Lost("it was ended"))
 
     def close(self) -> None:
         self.is_closed = True
@@ -41,11 +44,11 @@ class Told:
 class OneWorker:
     """A lane of one worker at a time, and the order in which jobs came to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_limited: bool = True) -> None:
         self.workers: list[Told] = []
-        self.lane = Lane(self._start, 1, 1.0)
+        self.lane = Lane(self._start, 1, 1.0, is_limited=is_limited)
 
-    def _start(self) -> Told:
+    def _start(self, kind: type[Job]) -> Told:
         self.workers.append(Told())
         return self.workers[-1]
 
@@ -110,13 +113,34 @@ def test_who_leaves_takes_the_work_along_and_the_next_begins() -> None:
     over(run())
 
 
-def test_one_that_answers_no_more_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_answers_no_more_is_ended_and_its_job_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MOST_SECONDS", 0.0)
 
     async def run() -> None:
         one = OneWorker()
-        assert await one.ask("1") is None
+        with pytest.raises(Busy, match="not ready"):
+            await one.ask("1")
         assert one.workers[0].is_closed
+
+    over(run())
+
+
+def test_what_was_lost_is_asked_of_another_worker_once() -> None:
+    async def run() -> None:
+        one = OneWorker()
+        first, second = one.ask("1"), one.ask("2")
+        await settled()
+        one.workers[0].lose()
+        await settled()
+        one.workers[1].tell(Answer(text="fine"))
+        assert await first == Answer(text="fine")
+        await settled()
+        one.workers[1].lose()
+        await settled()
+        one.workers[2].lose()
+        with pytest.raises(Busy):
+            await second
+        assert one.order == ["1", "1", "2", "2"] and all(worker.is_closed for worker in one.workers)
 
     over(run())
 
@@ -144,17 +168,89 @@ def test_waiting_is_limited_for_each_group_and_for_all(monkeypatch: pytest.Monke
     over(run())
 
 
-def test_after_a_change_jobs_go_to_new_workers() -> None:
+def test_where_users_were_admitted_before_all_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "MAX_OWN_WAITING", 1)
+    monkeypatch.setattr(lanes, "MAX_WAITING", 1)
+
+    async def run() -> None:
+        one = OneWorker(is_limited=False)
+        jobs = [one.ask(str(number)) for number in range(5)]
+        for _ in jobs:
+            await settled()
+            one.workers[0].tell(Answer())
+        assert await asyncio.gather(*jobs) == [Answer()] * 5
+
+    over(run())
+
+
+def test_a_group_that_is_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had no place among those that wait: with one, the turn would go to nobody."""
+    monkeypatch.setattr(lanes, "MAX_WAITING", 1)
+
+    async def run() -> None:
+        one = OneWorker()
+        first, waits, refused = one.ask("a1", "a"), one.ask("a2", "a"), one.ask("b1", "b")
+        with pytest.raises(Busy):
+            await refused
+        for job in (first, waits):
+            one.workers[0].tell(Answer())
+            await job
+            await settled()
+        again = one.ask("c1", "c")
+        await settled()
+        assert one.order == ["a1", "a2", "c1"]
+        again.cancel()
+
+    over(run())
+
+
+def test_who_has_left_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "MAX_OWN_WAITING", 2)
+    monkeypatch.setattr(lanes, "MAX_WAITING", 2)
+
+    async def run() -> None:
+        one = OneWorker()
+        working = one.ask("0")
+        await settled()
+        for _ in range(5):
+            gone = [one.ask("x"), one.ask("y")]
+            await settled()
+            for job in gone:
+                job.cancel()
+            await asyncio.wait(gone)
+        stays = one.ask("1")
+        await settled()
+        assert not stays.done()
+        one.workers[0].tell(Answer())
+        await settled()
+        one.workers[0].tell(Answer())
+        await asyncio.gather(working, stays)
+        assert one.order == ["0", "1"]
+
+    over(run())
+
+
+def test_workers_that_know_no_grammars_are_not_asked_for_them() -> None:
+    async def run() -> None:
+        one = OneWorker()
+        for job in (Rendering(template="t", values={}), Compilation(grammar="g"), Rendering(template="u", values={})):
+            asked = asyncio.create_task(one.lane.run(job, ""))
+            await settled()
+            one.workers[-1 if isinstance(job, Compilation) else 0].tell(Answer())
+            await asked
+        assert [worker.asked for worker in one.workers] == [["t", "u"], ["g"]]
+
+    over(run())
+
+
+def test_after_its_end_no_worker_is_kept() -> None:
     async def run() -> None:
         one = OneWorker()
         first = one.ask("1")
         await settled()
-        one.lane.renew()
+        one.lane.close()
         one.workers[0].tell(Answer())
         await first
-        second = one.ask("2")
-        await settled()
-        assert one.workers[0].is_closed and one.workers[1].asked == ["2"]
-        second.cancel()
+        assert one.workers[0].is_closed
 
     over(run())

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 pytest.importorskip("jinja2")
 
+from model.text.isolated.opened_pool import HELLO, opened, parents, schema
 from subprocesses import children, kill, until_gone
-from waiting import HUNG_SECONDS, until
+from waiting import until
 from windlass.core.client import Broken, Slowed, Unavailable
 from windlass.errors import BadInput
 from windlass.model.text.isolated import pool as pools
-from windlass.model.text.isolated.pool import IsolatedPool
 from windlass.model.text.isolated.process import Vocabulary
 
 pytestmark = pytest.mark.multi
 
-PROGRAM = "windlass.model.text.isolated.process"
-HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 DEFINITIONS: dict[str, Any] = {f"d{number}": {"$ref": f"#/$defs/d{number + 1}"} for number in range(3000)}
 CHAIN = {"$ref": "#/$defs/d0", "$defs": DEFINITIONS | {"d3000": {"type": "integer"}}}
 RULES = "start: r0\n" + "\n".join(f"r{number}: r{number + 1}" for number in range(5000)) + '\nr5000: "a"'
-
-
-def schema(value: dict[str, Any]) -> str:
-    return json.dumps({"grammars": [{"json_schema": value}]})
 
 
 def lark(text: str) -> str:
@@ -47,34 +38,11 @@ BOMBS = {
 }
 
 
-def vocabulary() -> Vocabulary:
-    import tokenizers
-
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({letter: number for number, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    return Vocabulary(tokenizer.to_str(), [0])
-
-
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time enough for a worker's first import, and no more."""
     monkeypatch.setattr(pools, "QUICK_SECONDS", 0.1)
     monkeypatch.setattr(pools, "SLOW_SECONDS", 0.3)
-
-
-@asynccontextmanager
-async def opened(known: Callable[[], Vocabulary] | None = vocabulary) -> AsyncGenerator[IsolatedPool]:
-    pool = IsolatedPool(known)
-    before = set(children(os.getpid(), PROGRAM))
-    try:
-        async with asyncio.timeout(HUNG_SECONDS):
-            yield pool
-    finally:
-        ours = set(children(os.getpid(), PROGRAM)) - before
-        pool.close()
-        until_gone(*ours)
 
 
 def test_chats_are_rendered() -> None:
@@ -142,9 +110,9 @@ def test_the_same_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> N
             jobs: list[str] = []
             real = pool._quick.run
             monkeypatch.setattr(pool._quick, "run", lambda job, group: (jobs.append(group), real(job, group))[1])
-            await asyncio.gather(*(pool.check_grammar(schema({"type": "null"}), f"{name}/") for name in "abc"))
+            await asyncio.gather(*(pool.check_grammar(schema({"type": "null"}), f"{name}/") for name in "aabbcc"))
             await pool.check_grammar(schema({"type": "null"}), "d/")
-            assert jobs == ["a"]
+            assert sorted(jobs) == ["a", "b", "c"], "once for each group, and never again"
 
     asyncio.run(run())
 
@@ -155,10 +123,9 @@ def test_who_leaves_takes_the_work_along(monkeypatch: pytest.MonkeyPatch) -> Non
     async def run() -> None:
         async with opened() as pool:
             job = asyncio.create_task(pool.render(LOOPS, HELLO))
-            while not pool._workers.is_started:
+            while not pool._templates.is_started:
                 await asyncio.sleep(0)
-            assert pool._workers._process is not None
-            parent = pool._workers._process.pid
+            [parent] = parents(pool)
             [worker] = await asyncio.to_thread(until, lambda: children(parent))
             job.cancel()
             await asyncio.gather(job, return_exceptions=True)
@@ -167,7 +134,7 @@ def test_who_leaves_takes_the_work_along(monkeypatch: pytest.MonkeyPatch) -> Non
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("who", ["parent", "workers", "all"])
+@pytest.mark.parametrize("who", ["parents", "workers", "all"])
 def test_processes_that_are_killed_are_replaced(who: str) -> None:
     pytest.importorskip("llguidance")
 
@@ -176,10 +143,10 @@ def test_processes_that_are_killed_are_replaced(who: str) -> None:
             for number in range(3):
                 await pool.check_grammar(schema({"const": number}))
                 assert await pool.render("{{ messages[0].content }}", HELLO) == "hello"
-                assert pool._workers._process is not None
-                parents = [pool._workers._process.pid]
-                workers = [worker for parent in parents for worker in children(parent)]
-                victims = {"parent": parents, "workers": workers, "all": parents + workers}[who]
+                started = parents(pool)
+                assert len(started) == 2
+                workers = [worker for parent in started for worker in children(parent)]
+                victims = {"parents": started, "workers": workers, "all": started + workers}[who]
                 kill(victims)
                 until_gone(*victims)
 
@@ -194,7 +161,7 @@ def test_a_closed_one_starts_nothing() -> None:
             for late in (pool.render("x", HELLO), pool.check_grammar(schema({}))):
                 with pytest.raises(Unavailable, match="closed"):
                     await late
-            assert not pool._workers.is_started
+            assert parents(pool) == []
 
     asyncio.run(run())
 

@@ -17,11 +17,11 @@ from hanging import finished
 from in_process import InProcessClient
 
 from windlass.core.client import Broken, Late, SyncClient, Tokenizes, Unavailable
-from windlass.core.request import GREEDY, Constraint, Delta, Info, Request, Sampling, ScoreRequest
-from windlass.errors import BadInput, TooLong
+from windlass.core.request import GREEDY, Constraint, Delta, EmbedRequest, Info, Request, Sampling, ScoreRequest
+from windlass.errors import BadInput, Error, TooLong
 from windlass.runtime.engine.client.requests import EngineRequests
 from windlass.runtime.engine.client.transport import Lost, Receive
-from windlass.runtime.engine.protocol import Command, EngineReady, Submit
+from windlass.runtime.engine.protocol import Command, EngineReady, SequenceOutput, Submit
 from windlass.runtime.weights.text.files import ModelText
 
 pytestmark = pytest.mark.cpu
@@ -229,6 +229,30 @@ async def test_logprobs_have_texts() -> None:
     prompt = found.prompt_logprobs or ()
     assert prompt[0] is None
     assert "".join(entry.token for entry in prompt if entry is not None) == "ello"
+
+
+@in_loop
+async def test_what_is_asked_beside_answers_has_an_owner_and_a_deadline_too() -> None:
+    async with opened() as client:
+        submits: list[Submit] = []
+        owners: list[str] = []
+        outputs = client._requests.outputs
+
+        def noted(submit: Submit) -> AsyncGenerator[list[SequenceOutput], None]:
+            submits.append(submit)
+            return outputs(submit)
+
+        async def render(template: str, values: Any, owner: str = "") -> str:
+            owners.append(owner)
+            return "hello"
+
+        client._requests.outputs, client._isolated.render = noted, render  # type: ignore[method-assign]
+        await client.score(ScoreRequest(prompt="hello", owner="1/a", deadline_seconds=50.0))
+        with pytest.raises(Error):  # this engine has no hidden states
+            await client.embed(EmbedRequest(prompt="hello", owner="1/b", deadline_seconds=60.0))
+        assert [(submit.owner, submit.deadline_seconds) for submit in submits] == [("1/a", 50.0), ("1/b", 60.0)]
+        await client.tokenize([{"role": "user", "content": "hello"}], owner="1/c")
+        assert owners == ["1/c"]
 
 
 @in_loop

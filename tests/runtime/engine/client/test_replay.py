@@ -279,7 +279,7 @@ def test_who_ends_engines_is_found_among_others_that_are_answered(place: int) ->
         culprit = found.pop(place)
         assert isinstance(culprit, Broken) and "ended the engine" in str(culprit)
         assert [told(outputs) for outputs in found if not isinstance(outputs, BaseException)] == whole
-        assert len(ports) == 3
+        assert len(ports) == (3 if place == 0 else 4), "beside others it cannot be told which of them it was"
         await calls.close()
         await alone.close()
 

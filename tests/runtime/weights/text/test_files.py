@@ -157,3 +157,11 @@ def test_bytes_and_letters_that_are_the_same_are_told_apart() -> None:
     assert backend.decode(backend.encode(text).ids) == text
     for number in range(3, len(vocabulary)):
         assert backend.decode([number]).encode() in (vocabulary[number], "�".encode())
+
+
+def test_a_template_that_is_no_text_is_said(tmp_path: Path, directory: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
+    with pytest.raises(BadInput, match=r"chat_template\.jinja is not UTF-8"):
+        model_text(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from windlass.errors import BadInput
+from windlass.errors import BadInput, MissingExtra
 from windlass.runtime.weights.text import trial
 from windlass.runtime.weights.text.trial import try_text
 
@@ -52,3 +52,18 @@ def test_how_it_ended_is_told(code: int, how: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(trial.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, b"", b""))
     with pytest.raises(BadInput, match=how):
         try_text(tmp_path)
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), MissingExtra("tokenizers", "run", "text")])
+def test_what_is_wrong_with_the_machine_is_said_too(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(trial, "model_text", failing)
+    monkeypatch.setattr(trial, "limit_memory", lambda _: None)
+    for name in ("resource.setrlimit", "signal.setitimer"):
+        monkeypatch.setattr(f"windlass.runtime.weights.text.trial.{name}", lambda *_: None)
+    assert trial.main(tmp_path, 2**30) == trial.REFUSED
+    assert capsys.readouterr().out == str(error)

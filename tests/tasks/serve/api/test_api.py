@@ -15,7 +15,7 @@ from fake import CONTEXT, FakeClient
 from serving import HELLO, in_process, posted
 
 from windlass.core.client import Broken, Busy, Unavailable
-from windlass.core.request import Delta, Request
+from windlass.core.request import ADDRESS, Delta, Embedding, EmbedRequest, Request, ScoreRequest, Scores
 from windlass.errors import BadInput
 from windlass.tasks.serve.api.adapters import Caller, GenerationJob, chat_job
 from windlass.tasks.serve.api.generate import GenerateEndpoint
@@ -267,7 +267,7 @@ class Failing(FakeClient):
         raise self._error
         yield Delta()
 
-    async def tokenize(self, text: Any) -> list[int]:
+    async def tokenize(self, text: Any, owner: str = "") -> list[int]:
         raise self._error
 
 
@@ -344,7 +344,7 @@ def test_a_prompt_that_is_echoed_is_not_cut_into_tokens_before_it_is_let_in() ->
 class Counting(FakeClient):
     num_tokenized = 0
 
-    async def tokenize(self, text: Any) -> list[int]:
+    async def tokenize(self, text: Any, owner: str = "") -> list[int]:
         self.num_tokenized += 1
         return await super().tokenize(text)
 
@@ -430,6 +430,52 @@ def test_every_route_but_health_needs_the_key() -> None:
             first, second = service.client.requests  # type: ignore[attr-defined]
             assert first.owner != second.owner and first.cache_salt != second.cache_salt
             assert not any("alpha" in line or "Hello" in line for line in service.log.lines)  # type: ignore[attr-defined]
+
+    asyncio.run(ask())
+
+
+class Noting(FakeClient):
+    """Whose requests they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: list[str] = []
+        self.deadlines: list[float | None] = []
+
+    async def tokenize(self, text: Any, owner: str = "") -> list[int]:
+        self.owners.append(owner)
+        return await super().tokenize(text)
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        self.owners.append(request.owner)
+        self.deadlines.append(request.deadline_seconds)
+        return await super().score(request)
+
+    async def embed(self, request: EmbedRequest) -> Embedding:
+        self.owners.append(request.owner)
+        self.deadlines.append(request.deadline_seconds)
+        return await super().embed(request)
+
+
+@pytest.mark.parametrize(("keys", "group"), [((), f"{ADDRESS}127.0.0.1/"), (("alpha", "beta"), "2/")])
+def test_every_request_says_whose_it_is(keys: tuple[str, ...], group: str) -> None:
+    async def ask() -> None:
+        client = Noting()
+        async with in_process(client, api_keys=keys, deadline_seconds=77.0) as (http, _):
+            bodies = {
+                "/tokenize": HELLO,
+                "/v1/messages/count_tokens": {**HELLO, "model": "fake"},
+                "/v1/embeddings": {"input": "x"},
+                CHAT: HELLO,
+            }
+            for path, body in bodies.items():
+                assert (await http.post(path, json=body, headers={"authorization": "Bearer beta"})).status_code == 200
+            assert client.deadlines == [77.0]
+            owners = [*client.owners, client.requests[0].owner]
+            assert len(owners) == 4 and all(owner.startswith(group) for owner in owners), owners
+            rerank = {"query": "q", "documents": ["d"]}
+            assert (await http.post("/v1/rerank", json=rerank, headers={"authorization": "Bearer beta"})).status_code == 200
+            assert client.owners[-1].startswith(group) and client.deadlines == [77.0, 77.0]
 
     asyncio.run(ask())
 

@@ -10,6 +10,7 @@ import pytest
 from fake import FakeClient
 from serving import HELLO, Lines, post, running
 
+from windlass.core.client import Broken
 from windlass.core.request import Delta, Request
 
 pytestmark = pytest.mark.pure
@@ -47,6 +48,25 @@ def test_a_failure_is_a_logged_error_with_an_id(client: type[Failing], more: dic
         assert type(client.error).__name__ in lines[0] and "test_failures.py" in lines[0] and "secret" not in lines[0]
         assert not any("Traceback" in line for line in logged(server.log))
         assert server.is_running
+
+
+class Broke(FakeClient):
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        raise Broken("a library failed: /secret")
+        yield
+
+    async def tokenize(self, text: Any, owner: str = "") -> list[int]:
+        raise Broken("a library failed: /secret")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/messages/count_tokens"])
+def test_a_request_that_breaks_is_logged_under_the_id_that_its_client_is_told(path: str) -> None:
+    with running(Broke) as server:
+        answer = post(f"{server.url}{path}", json={**HELLO, "model": "fake"}, headers={"x-request-id": "a/mine"})
+        assert answer.status_code == 500 and answer.headers["x-request-id"] == "a/mine"
+        assert "a/mine" in json.dumps(answer.json())
+        [line] = [line for line in logged(server.log) if "Broken" in line]
+        assert line.startswith("a/mine: ") and "a library failed" in line
 
 
 @pytest.mark.parametrize(("path", "more"), [("/v1/messages", {"max_tokens": 4}), ("/api/chat", {"stream": False})])

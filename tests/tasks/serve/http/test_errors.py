@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.core.client import Broken, Busy, Late, Unavailable
+from windlass.core.client import Broken, Busy, Late, Slowed, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, DoesNotFit, Error, TooLong
 from windlass.tasks.serve.http import errors
 from windlass.wire.schema.chat import ChatMessage, ChatRequest
@@ -36,6 +36,12 @@ def test_every_error_has_a_status_and_no_secret(error: BaseException, status: in
     found = errors.to_api_error(error)
     assert (found.status, found.code) == (status, code)
     assert "secret" not in str(found)
+
+
+@pytest.mark.pure
+def test_who_is_refused_is_told_until_when() -> None:
+    assert errors.to_api_error(Slowed("too often", 412.3)).retry_seconds == 413
+    assert errors.to_api_error(Slowed("too often", 0.0)).retry_seconds == 1
 
 
 @pytest.mark.pure

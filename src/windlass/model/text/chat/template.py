@@ -57,6 +57,11 @@ def render_chat(
         ) from None
 
 
+def keep_template(template: str) -> None:
+    """Compiles it, so that rendering it is all that is left to do in this process."""
+    _compiled(template, False)
+
+
 def chat_template(config: Mapping[str, Any], name: str = "default") -> str | None:
     """From tokenizer_config.json: one template, or a list of named ones."""
     value = config.get("chat_template")

@@ -22,6 +22,8 @@ class Offenders:
         self._most, self._seconds, self._clock = most, seconds, clock
         self._ended: OrderedDict[str, deque[float]] = OrderedDict()
         """Group -> when."""
+        self._cleared: set[str] = set()
+        """Groups that have done well since."""
 
     def recent(self, group: str) -> int:
         times = self._ended.get(group)
@@ -29,12 +31,23 @@ class Offenders:
             times.popleft()
         return len(times or ())
 
+    def is_suspect(self, group: str) -> bool:
+        return group not in self._cleared and self.recent(group) > 0
+
     def check(self, group: str) -> None:
-        if self.recent(group) > self._most:
-            raise Slowed("too many of your requests needed more than they are given, or ended an engine; retry later")
+        over = self.recent(group) - self._most
+        if over > 0:
+            seconds = self._ended[group][over - 1] + self._seconds - self._clock()
+            raise Slowed("too many of your requests needed more than they are given, or ended an engine; retry later", seconds)
 
     def note(self, group: str) -> None:
         self._ended.setdefault(group, deque()).append(self._clock())
         self._ended.move_to_end(group)
+        self._cleared.discard(group)
         while len(self._ended) > MAX_GROUPS:
-            self._ended.popitem(last=False)
+            self._cleared.discard(self._ended.popitem(last=False)[0])
+
+    def clear(self, group: str) -> None:
+        """No longer suspect; what it did is not forgotten."""
+        if group in self._ended:
+            self._cleared.add(group)

@@ -17,14 +17,16 @@ import signal
 import socket
 import sys
 import threading
-from pathlib import Path
+import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from windlass.core.ranks.frames import read_frame, write_frame
-from windlass.errors import BadInput
-from windlass.model.text.isolated.jobs import Task, done
+from windlass.errors import Error
+from windlass.model.text.isolated.jobs import Answer, Task, done, prepare
+from windlass.model.text.isolated.limits import limit_memory, size_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -36,6 +38,9 @@ MEMORY_PER_BYTE = 16
 """Besides, for every byte of the job: a long chat becomes values, and a text."""
 TOKENIZER_SECONDS = 60.0
 """CPU time, for a tokenizer to be made: 0.6 s of 150,000 tokens."""
+TOKENIZER_BYTES = 4 * 2**30
+PREPARED_SECONDS = 1.0
+"""CPU time, for a template to be compiled: 0.1 s of the longest that are published. It is the model's, and none of a user's doing."""
 MAX_KEPT_BYTES = 64 * 2**20
 """A worker that has grown by more is replaced."""
 STACK_BYTES = 4 * 2**20
@@ -53,7 +58,7 @@ def main(control: socket.socket) -> None:
     _import_libraries()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers: the kernel forgets them
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tokenizer: LLTokenizer | BadInput | None = None
+    tokenizer: LLTokenizer | Error | None = None
     gc.freeze()  # what is imported stays, and its pages stay shared
     while True:
         kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -61,11 +66,8 @@ def main(control: socket.socket) -> None:
             return
         if kind == VOCABULARY:
             tokenizer = _tokenizer(descriptors[0])
-        elif os.fork() == 0:
-            control.close()
-            _work(socket.socket(fileno=descriptors[0]), tokenizer, kind == SLOW)
         else:
-            os.close(descriptors[0])
+            _fork(control, descriptors[0], tokenizer, kind == SLOW)
 
 
 def _import_libraries() -> None:
@@ -74,17 +76,40 @@ def _import_libraries() -> None:
             importlib.import_module(name)
 
 
-def _tokenizer(descriptor: int) -> LLTokenizer | BadInput:
+def _tokenizer(descriptor: int) -> LLTokenizer | Error:
+    """Or why there is none: told to everybody who asks for a grammar."""
     from windlass.model.text.grammar.compile import grammar_tokenizer
 
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)
         found = msgspec.msgpack.decode(file.read(), type=Vocabulary)
-    signal.setitimer(signal.ITIMER_PROF, TOKENIZER_SECONDS)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit_memory(size_bytes() + TOKENIZER_BYTES)
     try:
-        return grammar_tokenizer(found.tokenizer_json, found.stop_token_ids)
-    except BadInput as error:
+        with _cpu_limit(TOKENIZER_SECONDS):
+            return grammar_tokenizer(found.tokenizer_json, found.stop_token_ids)
+    except Error as error:
         return error
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _fork(control: socket.socket, descriptor: int, tokenizer: LLTokenizer | Error | None, is_slow: bool) -> None:
+    try:
+        is_worker = os.fork() == 0
+    except OSError:  # no room for a process: whoever asked finds the socket closed
+        is_worker = False
+    if is_worker:
+        control.close()
+        _work(socket.socket(fileno=descriptor), tokenizer, is_slow)
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _cpu_limit(seconds: float) -> Generator[None]:
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends a process that does not handle it
+    try:
+        yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -92,7 +117,7 @@ def _tokenizer(descriptor: int) -> LLTokenizer | BadInput:
 # --- a worker
 
 
-def _work(connection: socket.socket, tokenizer: LLTokenizer | BadInput | None, is_slow: bool) -> NoReturn:
+def _work(connection: socket.socket, tokenizer: LLTokenizer | Error | None, is_slow: bool) -> NoReturn:
     try:
         if is_slow:
             os.nice(NICENESS)
@@ -104,25 +129,26 @@ def _work(connection: socket.socket, tokenizer: LLTokenizer | BadInput | None, i
         os._exit(0)  # nothing of the parent is undone
 
 
-def _serve(connection: socket.socket, tokenizer: LLTokenizer | BadInput | None) -> None:
+def _serve(connection: socket.socket, tokenizer: LLTokenizer | Error | None) -> None:
     write_frame(connection, str(os.getpid()).encode())
-    began_bytes, is_last = _size_bytes(), False
+    began_bytes, is_last = size_bytes(), False
     while not is_last and (body := read_frame(connection)) is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (began_bytes + MEMORY_BYTES + MEMORY_PER_BYTE * len(body), resource.RLIM_INFINITY))
-        task = msgspec.json.decode(body, type=Task)
-        signal.setitimer(signal.ITIMER_PROF, task.cpu_seconds)  # SIGPROF ends a process that does not handle it
+        limit_memory(began_bytes + MEMORY_BYTES + MEMORY_PER_BYTE * len(body))
         try:
-            answer = done(task.job, tokenizer)
+            answer = _answer(msgspec.json.decode(body, type=Task), tokenizer)
         except MemoryError:
             os._exit(1)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        is_last = _size_bytes() > began_bytes + MAX_KEPT_BYTES
+        is_last = size_bytes() > began_bytes + MAX_KEPT_BYTES
         write_frame(connection, msgspec.json.encode(msgspec.structs.replace(answer, is_last=is_last) if is_last else answer))
 
 
-def _size_bytes() -> int:
-    """Of this process's address space."""
-    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+def _answer(task: Task, tokenizer: LLTokenizer | Error | None) -> Answer:
+    with _cpu_limit(PREPARED_SECONDS):
+        prepare(task.job)
+    began = time.process_time()
+    with _cpu_limit(task.cpu_seconds):
+        answer = done(task.job, tokenizer)
+    return msgspec.structs.replace(answer, cpu_seconds=time.process_time() - began)
 
 
 if __name__ == "__main__":

@@ -9,26 +9,35 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 
 import msgspec
 
+from windlass.core.client import Busy
 from windlass.core.ranks.frames import FrameReader, frame
 from windlass.model.text.isolated.jobs import Answer, Task
-from windlass.model.text.isolated.process import QUICK, SLOW, VOCABULARY, Vocabulary
+from windlass.model.text.isolated.limits import helper_environment
+from windlass.model.text.isolated.process import QUICK, SLOW, VOCABULARY
 
 READ_BYTES = 2**18
 MAX_ANSWER_BYTES = 2**28
+OWN_ENDS = frozenset((signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))
+"""How a process ends that makes a tokenizer which is more than it can bear. Other signals come from outside."""
+MOST_OWN_ENDS = 2
+"""After which the tokenizer is not tried again."""
+
+
+class Lost(Busy):
+    """A worker ended through no fault of its job: before it had it, or with the process that forks workers."""
 
 
 class Workers:
-    """The process that forks workers, started with the first of them."""
+    """The process that forks workers: started with the first of them, and again whenever it has ended."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary] | None = None) -> None:
+    def __init__(self, vocabulary: bytes = b"") -> None:
+        """`vocabulary`: a packed Vocabulary, for workers that compile grammars."""
+        self._vocabulary, self._num_own_ends = vocabulary, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._vocabulary = vocabulary
-        self._is_taught = False
         self.has_compiled = False
         """A grammar, with this tokenizer: if the process ends now, it is not the tokenizer's fault."""
 
@@ -37,12 +46,11 @@ class Workers:
         return self._process is not None
 
     def start(self) -> None:
-        """It imports its libraries while something else goes on."""
-        if self._process is not None and self._is_taught and not self.has_compiled:
-            self._vocabulary = None
-        self.close()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        """It imports its libraries, and makes the tokenizer, while something else goes on."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs, contextlib.ExitStack() as undone:
+            undone.callback(ours.close)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "windlass.model.text.isolated.process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -50,58 +58,71 @@ class Workers:
                 stderr=subprocess.DEVNULL,  # what Rust prints before it ends a process
                 pass_fds=[theirs.fileno()],
                 process_group=0,
-                # One arena: those of other threads take address space, which is limited, and hold nothing.
-                env=os.environ | {"MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
+                env=helper_environment(),
             )
-        self._is_taught = False
-
-    def teach(self) -> bool:
-        """Sends the tokenizer once; workers that are started from now on can compile grammars. True: it was sent now."""
-        if not self.is_started:
-            self.start()
-        if self._is_taught or self._vocabulary is None or self._control is None:
-            return False
-        descriptor = os.memfd_create("tokenizer")
-        with os.fdopen(descriptor, "wb") as file, contextlib.suppress(OSError):
-            file.write(msgspec.msgpack.encode(self._vocabulary()))
-            file.flush()
-            self._send(VOCABULARY, descriptor)
-        self._is_taught = True
-        return True
+            undone.pop_all()
+        self._control = ours
+        if self._vocabulary:
+            self._teach()
 
     def another(self, is_slow: bool) -> Worker:
-        if not self.is_started:
-            self.start()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            try:
+        """Busy: there is no room for one."""
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with theirs, contextlib.ExitStack() as undone:
+                undone.callback(ours.close)
                 self._send(SLOW if is_slow else QUICK, theirs.fileno())
-            except OSError:  # it has ended, whatever the reason: once more
-                was_taught = self._is_taught
-                self.start()
-                if was_taught:
-                    self.teach()
-                self._send(SLOW if is_slow else QUICK, theirs.fileno())
-        return Worker(ours)
+                undone.pop_all()
+        except OSError as error:
+            raise Busy(f"no process for constraints and chats could be started: {error}; retry in a moment") from None
+        assert self._process is not None
+        return Worker(ours, self._process)
 
     def close(self) -> None:
         """Workers that are busy end by themselves, at their limit."""
-        if self._control is not None and self._process is not None:
+        if self._control is not None:
             self._control.close()
+        if self._process is not None:
             self._process.kill()
             self._process.wait()
         self._control = self._process = None
 
     def _send(self, kind: bytes, descriptor: int) -> None:
+        """Once more where the process has ended, whatever the reason."""
+        try:
+            self._send_once(kind, descriptor)
+        except BlockingIOError:  # it has much to do, and has not ended
+            raise
+        except OSError:
+            self._end()
+            self._send_once(kind, descriptor)
+
+    def _send_once(self, kind: bytes, descriptor: int) -> None:
+        if self._process is None:
+            self.start()
         assert self._control is not None
         socket.send_fds(self._control, [kind], [descriptor])
+
+    def _teach(self) -> None:
+        with os.fdopen(os.memfd_create("tokenizer"), "wb") as file:
+            file.write(self._vocabulary)
+            file.flush()
+            self._send_once(VOCABULARY, file.fileno())
+
+    def _end(self) -> None:
+        """Of one that has ended: its own fault, or somebody's who killed it."""
+        ended = self._process
+        self.close()
+        if ended is not None and self._vocabulary and not self.has_compiled and -ended.returncode in OWN_ENDS:
+            self._num_own_ends += 1
+            self._vocabulary = self._vocabulary if self._num_own_ends < MOST_OWN_ENDS else b""
 
 
 class Worker:
     """One process, one job at a time."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, parent: subprocess.Popen[bytes]) -> None:
+        self._connection, self._parent = connection, parent
         self._connection.setblocking(False)
         self._frames, self._pid = FrameReader(MAX_ANSWER_BYTES), 0
         self._waiting: list[bytes] = []
@@ -118,12 +139,16 @@ class Worker:
 
     async def ask(self, task: Task) -> Answer | None:
         """None: it ended, at its limit of time or memory or by a fault of a library."""
+        has_begun = False
         try:
-            await asyncio.get_running_loop().sock_sendall(self._connection, frame(msgspec.json.encode(task)))
-            if not self._pid:
+            if not self._pid:  # before it has anything to do: who leaves can then end it
                 self._pid = int(await self._frame())
+            await asyncio.get_running_loop().sock_sendall(self._connection, frame(msgspec.json.encode(task)))
+            has_begun = True
             return msgspec.json.decode(await self._frame(), type=Answer)
         except (OSError, EOFError):
+            if not has_begun or self._parent.poll() is not None:
+                raise Lost("what prepares constraints and chats was ended; retry in a moment") from None
             return None
 
     async def _frame(self) -> bytes:

@@ -115,6 +115,8 @@ class EngineClient:
             prompt_logprobs=request.top,
             prompt_logprobs_start=request.start,
             cache_salt=request.cache_salt,
+            deadline_seconds=request.deadline_seconds,
+            owner=request.owner,
         )
         found: list[TokenLogprob | None] = []
         async with aclosing(self._requests.outputs(submit)) as batches:
@@ -129,8 +131,11 @@ class EngineClient:
         context = await self._context(request, size)
         given = ScoreRequest(prompt=request.prompt, token_ids=request.token_ids)
         tokens = await self._background.run(lambda: self._text_processor.prompt_tokens(given, context), size)
+        submit = Submit(
+            id=0, token_ids=tokens, pooling=request.pooling, deadline_seconds=request.deadline_seconds, owner=request.owner
+        )
         vector: list[float] = []
-        async with aclosing(self._requests.outputs(Submit(id=0, token_ids=tokens, pooling=request.pooling))) as batches:
+        async with aclosing(self._requests.outputs(submit)) as batches:
             async for outputs in batches:
                 _check(outputs[-1].finish)
                 vector = next((output.embedding for output in outputs if output.embedding is not None), vector)
@@ -154,14 +159,18 @@ class EngineClient:
         )
 
     async def tokenize(
-        self, text: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), special: bool = True
+        self,
+        text: str | Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        special: bool = True,
+        owner: str = "",
     ) -> list[int]:
         """A text as a prompt, or messages through the chat template. Needs no engine. `special`: with a prompt's special tokens."""
         if isinstance(text, str) and not special:
             return await self._background.run(lambda: self._text_processor.plain_tokens(text), len(text))
         if isinstance(text, str):
             return await self._background.run(lambda: self._text_processor.prompt_tokens(Request(prompt=text)), len(text))
-        rendered = await self._render(Request(messages=tuple(map(dict, text)), tools=tuple(map(dict, tools))), None)
+        rendered = await self._render(Request(messages=tuple(map(dict, text)), tools=tuple(map(dict, tools)), owner=owner), None)
         return await self._background.run(lambda: self._text_processor.plain_tokens(rendered), len(rendered))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -210,7 +219,7 @@ class EngineClient:
         """Long input is checked against the context before it is tokenized; short input need not wait for an engine."""
         if size < LONG_CHARACTERS:
             return None
-        return (await self._ready(request.deadline_seconds if isinstance(request, Request) else None)).context_tokens
+        return (await self._ready(request.deadline_seconds)).context_tokens
 
     async def _submit(self, request: Request, encoded: EncodedRequest, began: float) -> Submit:
         info = await self._ready(request.deadline_seconds)

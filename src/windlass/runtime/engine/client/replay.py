@@ -24,8 +24,16 @@ TRIED_TOKENS = 4
 """So many more, or its end, and a request has not ended its engine again."""
 
 
+KILLS_ALONE = 3
+"""So many ends from outside while an engine had only this one request, and it is their cause after all: it takes all memory, say."""
+
+
 class EngineMoved(Unavailable):
     """The engine is lost through no fault of a request, and is being restarted elsewhere."""
+
+
+class EngineKilled(Unavailable):
+    """The engine was ended from outside: by somebody, or by a kernel without memory, or because it was stuck."""
 
 
 class PendingRequest:
@@ -42,8 +50,11 @@ class PendingRequest:
         self._num_engines = self._num_crashes = 0
         self._num_generated_before = 0
         """Tokens of other engines."""
-        self.is_suspect = False
-        """It was there when an engine crashed."""
+        self.suspicion = 0
+        """1: it was there when an engine crashed; 2: and was being tried then."""
+        self.turn = 0
+        """At which its engine got it."""
+        self._kills_alone = 0
         self._submitted = self._resubmitted = self._first = time.perf_counter()
         self._prefill: PrefillStats | None = None
         self._is_scored = False
@@ -51,6 +62,11 @@ class PendingRequest:
     @property
     def needs_tokenizer(self) -> bool:
         return bool(self._submit.grammar)
+
+    @property
+    def urgency(self) -> tuple[int, int, int]:
+        """Of suspects the smallest is tried first: a batch's would have to wait for all others."""
+        return -self.suspicion, self._submit.priority, self.number
 
     def next_submit(self) -> Submit:
         """The Submit for an engine: the whole request for the first, the rest for later ones."""
@@ -73,13 +89,28 @@ class PendingRequest:
         if not isinstance(error, Unavailable):
             return False
         self._num_crashes += 1
-        self.is_suspect = True
         return self._num_crashes <= max_crashes
+
+    def is_cause(self, error: Error) -> bool:
+        """Of a crash of an engine that had no other request."""
+        if not isinstance(error, EngineKilled):
+            return self.suspicion > 0
+        self._kills_alone += 1
+        return self._kills_alone >= KILLS_ALONE
+
+    def forgive(self) -> None:
+        """Another one was the cause of what it has been through."""
+        self._num_crashes = 0
 
     @property
     def has_passed(self) -> bool:
         """This engine has gone on with it for a while."""
         return len(self._generated) - self._num_generated_before >= TRIED_TOKENS
+
+    @property
+    def submit(self) -> Submit:
+        """As it was asked."""
+        return self._submit
 
     @property
     def owner(self) -> str:

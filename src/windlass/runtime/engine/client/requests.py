@@ -2,7 +2,8 @@
 
 Requests that were running when an engine was lost are submitted to the next one, which continues after the tokens already returned: the
 caller sees a pause. Without limit when engines move; a limited number of times when engines crash, since a request may be the cause. Those
-that may be are submitted one after another, so that the next crash shows which one it is: it fails, and is refused for a while.
+that may be are submitted one after another, and nothing new beside them. Only one that was there at a crash, and was alone with the engine at
+another, is their cause: it fails, and is refused for a while. If there were others, the one that came last is tried alone next.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
 from windlass.core.client import Broken, Late, Unavailable
-from windlass.core.request import Info
+from windlass.core.request import ADDRESS, Info
 from windlass.errors import Error
 from windlass.model.text.isolated.offenders import Offenders, group_of
-from windlass.runtime.engine.client.replay import EngineMoved, PendingRequest, submit_digest
+from windlass.runtime.engine.client.replay import EngineKilled, EngineMoved, PendingRequest, submit_digest
 from windlass.runtime.engine.client.transport import EngineTransport
 from windlass.runtime.engine.protocol import (
     AdapterChanged,
@@ -46,7 +46,7 @@ Progress = Callable[[int, int], None]
 REFUSED_SECONDS = 600.0
 MAX_REFUSED = 1000
 MOST_CRASHES = 1
-"""By requests of one group within that time; with more it is refused."""
+"""By requests of one key within that time; with more it is refused. An address is not: many may share it."""
 ENDED_ENGINES = "this request ended the engine twice{how}; it is refused for ten minutes"
 
 
@@ -97,6 +97,7 @@ class EngineRequests:
         """Batches of outputs as they arrive; `submit.id` is chosen here. Closing the generator cancels the request."""
         self._check_refused(submit)
         await self.ready()
+        self._check_refused(submit)  # others like it may have been waited for
         self._numbers += 1
         pending, finished = PendingRequest(self._numbers, submit), False
         timer = self._deadline(submit, pending)
@@ -134,7 +135,7 @@ class EngineRequests:
         if connection is None or connection.is_lost:
             return
         connection.transport.kill()
-        error = Unavailable("the engine was stuck and is being restarted; retry")
+        error = EngineKilled("the engine was stuck and is being restarted; retry")
         self._on_lost(connection, connection.end(error), error)
         await connection.close()
 
@@ -172,21 +173,25 @@ class EngineRequests:
 
     def _on_lost(self, connection: _Connection, requests: list[PendingRequest], error: Error) -> None:
         """An engine is lost. Requests that can continue go to the next one, in order of arrival."""
-        cause = connection.tried if isinstance(error, Unavailable) and not isinstance(error, EngineMoved) else None
-        if cause is not None:
-            self._refuse(cause, error)
-            requests = [pending for pending in requests if pending is not cause]
-        again = [
-            pending
-            for pending in requests
-            if not self._is_closed and (cause is not None or pending.survives(error, self._max_crashes))
-        ]
+        is_last = self._is_closed or connection is not self._connection
+        again = [] if is_last else self._survivors(connection, requests, error)
         for pending in requests:
             if pending not in again:
                 pending.fail(error)
         has_moved = isinstance(error, EngineMoved)
-        if connection is not self._connection or self._is_closed or not (again or has_moved):
-            return
+        if not is_last and (again or has_moved):
+            self._go_on(again, has_moved)
+
+    def _survivors(self, connection: _Connection, requests: list[PendingRequest], error: Error) -> list[PendingRequest]:
+        is_crash = isinstance(error, Unavailable) and not isinstance(error, EngineMoved)
+        cause = connection.cause(requests, error) if is_crash else None
+        if cause is not None:
+            return self._refuse(cause, [pending for pending in requests if pending is not cause], error)
+        at_risk = (connection.accuse(requests) if is_crash else []) or requests
+        return [pending for pending in requests if pending not in at_risk or pending.survives(error, self._max_crashes)]
+
+    def _go_on(self, again: list[PendingRequest], has_moved: bool) -> None:
+        """With the next engine."""
         try:
             following = self._connected(replaces_moved=has_moved)
         except Exception as failure:  # noqa: BLE001 - out of memory or file descriptors: waiting requests fail with it
@@ -205,13 +210,25 @@ class EngineRequests:
             raise Broken(ENDED_ENGINES.format(how=""))
         self._offenders.check(group_of(submit.owner))
 
-    def _refuse(self, pending: PendingRequest, error: Error) -> None:
-        self._refused[pending.digest] = time.monotonic()
+    def _refuse(self, cause: PendingRequest, others: list[PendingRequest], error: Error) -> list[PendingRequest]:
+        """Returns the others that are not refused too: as copies of it, or of a key that has done this too often."""
+        self._refused[cause.digest] = time.monotonic()
         while len(self._refused) > MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        if group := group_of(pending.owner):
+        group = group_of(cause.owner)
+        if group and not group.startswith(ADDRESS):
             self._offenders.note(group)
-        pending.fail(Broken(ENDED_ENGINES.format(how=f" ({error})")))
+        cause.fail(Broken(ENDED_ENGINES.format(how=f" ({error})")))
+        left: list[PendingRequest] = []
+        for pending in others:
+            try:
+                self._check_refused(pending.submit)
+            except Error as refusal:
+                pending.fail(refusal)
+            else:
+                pending.forgive()
+                left.append(pending)
+        return left
 
 
 class _Connection:
@@ -231,10 +248,12 @@ class _Connection:
         self.replaces_moved = False
         """It replaces an engine that moved."""
         self.requests: dict[int, PendingRequest] = {}
-        self._suspects: deque[PendingRequest] = deque()
-        """Not yet submitted to this engine."""
-        self.tried: PendingRequest | None = None
-        """The one of them that was submitted last, as long as it may still end the engine."""
+        self._held: dict[int, PendingRequest] = {}
+        """Those of them that this engine has not got yet."""
+        self._tried: PendingRequest | None = None
+        """A suspect that it got last, as long as it may still end the engine."""
+        self._turns, self._last_cancel = 0, -1
+        """The engine does what it is told in this order. Until it is known to have come past the last Cancel, that request may be there."""
         self._info_replies: dict[int, asyncio.Future[Info]] = {}
         self._changes: dict[int, asyncio.Future[None]] = {}
         self.is_lost = self._is_closed = self._is_gone = self._has_tokenizer = False
@@ -251,15 +270,33 @@ class _Connection:
         return self._is_gone or (self._closing is not None and self._closing.done())
 
     def adopt(self, pending: PendingRequest) -> None:
-        """Submits it now, or when the engine is ready."""
-        self.requests[pending.number] = pending
-        if self.is_ready:
-            self._submit_in_turn(pending)
+        """Submits it now, or when the engine is ready and has done with suspects."""
+        self.requests[pending.number] = self._held[pending.number] = pending
+        self._submit_held()
 
     def drop(self, pending: PendingRequest, is_finished: bool) -> None:
-        if self.requests.pop(pending.number, None) is not None and not is_finished and self.is_ready:
+        is_held = self._held.pop(pending.number, None) is not None
+        if self.requests.pop(pending.number, None) is not None and not (is_finished or is_held) and self.is_ready:
+            self._last_cancel = self._next_turn()
             self.transport.send(Cancel(pending.number))
-        self._try_next(pending)
+        self._pass(pending)
+
+    def cause(self, requests: list[PendingRequest], error: Error) -> PendingRequest | None:
+        """Of a crash: the only request that this engine had, unless it was its first crash."""
+        submitted = self._submitted(requests)
+        if len(submitted) != 1 or self._last_cancel >= 0:
+            return None
+        return submitted[0] if submitted[0].is_cause(error) else None
+
+    def accuse(self, requests: list[PendingRequest]) -> list[PendingRequest]:
+        """Whoever may have ended this engine is a suspect from now on. None, if it ended before it got any."""
+        submitted = self._submitted(requests)
+        for pending in submitted:
+            pending.suspicion = 2 if pending is self._tried else 1
+        return submitted
+
+    def _submitted(self, requests: list[PendingRequest]) -> list[PendingRequest]:
+        return [pending for pending in requests if pending.number not in self._held]
 
     async def fetch_info(self, number: int) -> Info:
         answer: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
@@ -299,43 +336,52 @@ class _Connection:
                 _mark_retrieved(waiting)
         return requests
 
-    def _submit_in_turn(self, pending: PendingRequest) -> None:
-        if not pending.is_suspect:
+    def _submit_held(self) -> None:
+        """One suspect; all, where there is none."""
+        if self._tried is not None or not self.is_ready:
+            return
+        suspects = [pending for pending in self._held.values() if pending.suspicion]
+        if suspects:
+            self._tried = min(suspects, key=lambda pending: pending.urgency)
+        for pending in [self._tried] if self._tried is not None else list(self._held.values()):
             self._submit(pending)
-            return
-        self._suspects.append(pending)
-        if self.tried is None:
-            self._try_next(None)
 
-    def _try_next(self, passed: PendingRequest | None) -> None:
-        """`passed`: has not ended the engine; if it was being tried, it is the next one's turn."""
-        if passed is not self.tried or self.is_lost:
-            return
-        self.tried = None
-        while self._suspects and self.tried is None:
-            pending = self._suspects.popleft()
-            if self.requests.get(pending.number) is pending:  # otherwise nobody waits for it any more
-                self.tried = pending
-                self._submit(pending)
+    def _pass(self, pending: PendingRequest) -> None:
+        """It has not ended the engine; if it was being tried, it is the next one's turn."""
+        if pending is self._tried:
+            self._tried = None
+            self._submit_held()
 
     def _submit(self, pending: PendingRequest) -> None:
         if pending.needs_tokenizer and self._vocabulary is not None and not self._has_tokenizer:
             self.transport.send(self._vocabulary())
             self._has_tokenizer = True
+        del self._held[pending.number]
+        pending.turn = self._next_turn()
         self.transport.send(pending.next_submit())
+
+    def _next_turn(self) -> int:
+        self._turns += 1
+        return self._turns
+
+    def _take(self, output: SequenceOutput) -> None:
+        pending = self.requests.get(output.id)
+        if pending is None:  # it was cancelled
+            return
+        pending.take(output)
+        if pending.turn > self._last_cancel:
+            self._last_cancel = -1
+        if output.finish is not None:  # its outputs may be unread, but it is not replayed
+            del self.requests[output.id]
+        if pending is self._tried and (pending.has_passed or output.finish is not None):
+            pending.suspicion = 0
+            self._pass(pending)
 
     def _receive(self, report: Report) -> None:
         match report:
             case StepOutputs():
                 for output in report.outputs:
-                    pending = self.requests.get(output.id)
-                    if pending is not None:  # otherwise it was cancelled
-                        pending.take(output)
-                        if output.finish is not None:  # its outputs may be unread, but it is not replayed
-                            del self.requests[output.id]
-                        if pending is self.tried and (pending.has_passed or output.finish is not None):
-                            pending.is_suspect = False
-                            self._try_next(pending)
+                    self._take(output)
             case AdapterChanged():
                 _settle(self._changes.get(report.id), None)
             case RequestRejected() if report.id in self._changes:
@@ -344,7 +390,7 @@ class _Connection:
                 pending = self.requests.pop(report.id, None)
                 if pending is not None:
                     pending.fail(as_error(report))
-                    self._try_next(pending)
+                    self._pass(pending)
             case InfoReply():
                 with suppress(KeyError, asyncio.InvalidStateError):
                     self._info_replies.pop(report.id).set_result(report.info)
@@ -360,8 +406,7 @@ class _Connection:
         if self.info.done():
             return
         self.info.set_result(info)
-        for pending in self.requests.values():
-            self._submit_in_turn(pending)
+        self._submit_held()
 
     def _fail(self, error: Error) -> None:
         if not self.is_lost:

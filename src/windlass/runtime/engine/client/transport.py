@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from windlass.core.constants import DECODE_ERRORS
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import BadFrame
 from windlass.errors import Error
+from windlass.runtime.engine.client.replay import EngineKilled
 from windlass.runtime.engine.protocol import Command, MessageReader, Report, encode_frame
 from windlass.runtime.engine.timeline import mark
 from windlass.runtime.machine.exit_status import describe_exit, last_line
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     pass
 
 SECONDS_TO_END = 10.0
+FROM_OUTSIDE = frozenset((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP))
+"""Exit codes of a process that somebody ended."""
 
 Receive = Callable[[Report], None]
 Lost = Callable[[Error], None]
@@ -179,7 +183,8 @@ class ProcessTransport:
         except subprocess.TimeoutExpired:
             return Unavailable("the engine process closed its connection; retry to restart it")
         last = "" if self._output is None or self._output.closed else last_line(self._output.fileno())
-        return Unavailable(f"the engine process {describe_exit(status)}{f': {last}' if last else ''}; retry to restart it")
+        kind = EngineKilled if status in FROM_OUTSIDE else Unavailable
+        return kind(f"the engine process {describe_exit(status)}{f': {last}' if last else ''}; retry to restart it")
 
 
 class _ReportReader(asyncio.Protocol):

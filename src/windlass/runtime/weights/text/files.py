@@ -75,7 +75,7 @@ def _template(path: Path, config: Mapping[str, Any]) -> str | None:
     """From chat_template.jinja (newer releases), tokenizer_config.json or chat_template.json."""
     beside = path / "chat_template.jinja"
     if beside.is_file():
-        return beside.read_text(encoding="utf-8")
+        return _text(beside)
     if "chat_template" in config:
         return chat_template(config)
     return chat_template(_json(path / "chat_template.json"))
@@ -101,6 +101,13 @@ def _defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
         return msgspec.convert(values, SamplingDefaults)
     except msgspec.ValidationError as error:
         raise BadInput(f"generation_config.json: {error}") from None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except DECODE_ERRORS as error:
+        raise BadInput(f"{file} is not UTF-8: {error}") from None
 
 
 def _json(file: Path) -> dict[str, Any]:

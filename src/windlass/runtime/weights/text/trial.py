@@ -5,7 +5,6 @@ python -P -m windlass.runtime.weights.text.trial MODEL BYTES
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import subprocess
@@ -13,7 +12,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from windlass.errors import BadInput
+from windlass.errors import BadInput, Error
+from windlass.model.text.isolated.limits import helper_environment, limit_memory, size_bytes
 from windlass.model.text.tokenize.build import check_tokenizer
 from windlass.runtime.weights.text.files import model_text
 
@@ -29,10 +29,9 @@ REFUSED = 3
 def try_text(path: Path) -> None:
     """BadInput where the tokenizer cannot be built, or ends the process that uses it. Texts that it refuses cost their request alone."""
     command = [sys.executable, "-P", "-m", "windlass.runtime.weights.text.trial", str(path), str(MEMORY_BYTES)]
-    environment = os.environ | {"MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"}
     try:
         ended = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=MOST_SECONDS, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=helper_environment(), timeout=MOST_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise BadInput(f"{path}: its tokenizer is not ready after {MOST_SECONDS:.0f} s; it is damaged") from None
@@ -48,14 +47,12 @@ def _how(code: int) -> str:
 
 
 def main(path: Path, memory_bytes: int) -> int:
-    began_bytes = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    most_bytes = began_bytes + memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+    limit_memory(size_bytes() + memory_bytes)
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends a process that does not handle it
     try:
         backend = model_text(path).tokenizer.backend
-    except BadInput as error:
+    except (Error, OSError) as error:
         print(error, end="")
         return REFUSED
     with suppress(BadInput):

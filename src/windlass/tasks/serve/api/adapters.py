@@ -13,7 +13,7 @@ from windlass.core.request import Delta, Request
 from windlass.tasks.serve.api.caller import Caller
 from windlass.tasks.serve.api.schema_notes import SchemaNotes
 from windlass.tasks.serve.http.asgi import EVENT_STREAM, Header
-from windlass.tasks.serve.service import MAX_OWNER_CHARACTERS, Service
+from windlass.tasks.serve.service import Service
 from windlass.wire.decode import decode
 from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.completions import CompletionRequest
@@ -92,7 +92,7 @@ def chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
 def chat_requests(service: Service, body: ChatRequest, caller: Caller, adapter: str = "") -> GenerationJob:
     """A chat of any API, without the writer of its response."""
     request = chat_to_request(body, service.limits)
-    owner = _owner(caller, body.user or body.safety_identifier)
+    owner = caller.owner(body.user or body.safety_identifier)
     notes = SchemaNotes(request)
     requests = [_with_owner(one, service, caller, owner, adapter, body.model) for one in expand_n(request, body.n or 1)]
     headers = [*notes.headers, *_tool_header(service, request)]
@@ -118,7 +118,7 @@ def completion_job(service: Service, raw: bytes, caller: Caller) -> GenerationJo
 
 def completion_requests(service: Service, body: CompletionRequest, caller: Caller, adapter: str = "") -> GenerationJob:
     """Without the writer of its response."""
-    owner = _owner(caller, body.user)
+    owner = caller.owner(body.user)
     requests = [
         _with_owner(one, service, caller, owner, adapter, body.model) for one in completion_to_requests(body, service.limits)
     ]
@@ -152,11 +152,6 @@ def _usage_options(body: CommonRequest) -> dict[str, bool]:
         "include_usage": bool(options and options.include_usage),
         "continuous_usage": bool(options and options.continuous_usage_stats),
     }
-
-
-def _owner(caller: Caller, user: str | None) -> str:
-    """The engine is shared fairly between API keys (without keys, addresses), and each share between users, else addresses."""
-    return f"{caller.share}/{(user or caller.address)[:MAX_OWNER_CHARACTERS]}"
 
 
 def _with_owner(request: Request, service: Service, caller: Caller, owner: str, adapter: str, model: str) -> Request:

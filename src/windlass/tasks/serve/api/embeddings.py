@@ -122,15 +122,16 @@ async def embed_all(
         with admitted_tokens(service, caller.share), naming_params(body):
             async with interruptible(receive, service.settings.deadline_seconds):
                 for pieces in inputs:
-                    found.append(await _embedding(service, client, pieces, pooling))  # noqa: PERF401 - kept if a later one fails
+                    found.append(await _embedding(service, client, caller, pieces, pooling))  # noqa: PERF401 - kept if a later one fails
     finally:
         service.charge(caller.key, [Usage(prompt_tokens=one.num_tokens, completion_tokens=0) for one in found])
     return found
 
 
-async def _embedding(service: Service, client: Embeds, pieces: Pieces, pooling: Any) -> Embedding:
+async def _embedding(service: Service, client: Embeds, caller: Caller, pieces: Pieces, pooling: Any) -> Embedding:
     try:
-        return await client.embed(EmbedRequest(**await _given(service, pieces), pooling=pooling))
+        given = await _given(service, pieces)
+        return await client.embed(EmbedRequest(**given, pooling=pooling, **_limits(service, caller)))
     except TooLong as error:
         message = too_long_message(str(error), service.info.context_tokens)
         raise ApiError(f"the input is too large: {message}", param="input", code=TOO_LONG) from None
@@ -173,7 +174,7 @@ async def rerank(service: Service, scope: Scope, receive: Receive, send: Send) -
         with admitted_tokens(service, caller.share), naming_params(body):
             async with interruptible(receive, service.settings.deadline_seconds):
                 for text in texts:
-                    one = await _relevance(service, client, text, body.query, _cache_salt(service, caller))
+                    one = await _relevance(service, client, caller, text, body.query)
                     scores.append(one)
     finally:
         total = sum(count for _, count in scores)
@@ -220,16 +221,23 @@ def _text(document: str | dict[str, Any], where: str) -> str:
     return text
 
 
+def _limits(service: Service, caller: Caller) -> dict[str, Any]:
+    """Of a request of this caller."""
+    return {"owner": caller.owner(), "deadline_seconds": service.settings.deadline_seconds}
+
+
 def _cache_salt(service: Service, caller: Caller) -> str:
     """Keys do not share cached prefixes."""
     return f"{caller.key}:" if len(service.keys) > 1 else ""
 
 
-async def _relevance(service: Service, client: Tokenizes, text: str, query: str, cache_salt: str) -> tuple[float, int]:
+async def _relevance(service: Service, client: Tokenizes, caller: Caller, text: str, query: str) -> tuple[float, int]:
     """And the number of tokens."""
     before = await client.tokenize(f"Passage: {text}\nA question about this passage:")
     whole = await client.tokenize(f"Passage: {text}\nA question about this passage: {query}")
     start = next((place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before))
-    found = await service.client.score(ScoreRequest(token_ids=tuple(whole), start=start, cache_salt=cache_salt))
+    salt = _cache_salt(service, caller)
+    asked = ScoreRequest(token_ids=tuple(whole), start=start, cache_salt=salt, **_limits(service, caller))
+    found = await service.client.score(asked)
     scored = [entry.logprob for entry in found.logprobs[start:] if entry is not None]
     return (math.exp(sum(scored) / len(scored)) if scored else 0.0), len(whole)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from windlass.core.client import Tokenizes
 from windlass.errors import Error
-from windlass.tasks.serve.api.caller import caller_of
+from windlass.tasks.serve.api.caller import caller_of, request_id
 from windlass.tasks.serve.api.interrupt import interruptible
 from windlass.tasks.serve.api.status import status
 from windlass.tasks.serve.http import errors
@@ -44,7 +44,7 @@ class Endpoint:
         except ApiError:
             raise
         except Error as error:
-            raise self._service.api_error(error) from None
+            raise self._service.api_error(error, request_id=request_id(scope)) from None
 
 
 async def health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,11 +123,13 @@ async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send)
     body = await service.body_reader.parsed(raw, lambda raw: decode(raw, TokenizeRequest))
     service.check_model(body.model)
     client, length = tokenizer_of(service), service.info.context_tokens
-    with admitted_tokens(service, caller_of(scope).share), naming_params(body):
+    caller = caller_of(scope)
+    with admitted_tokens(service, caller.share), naming_params(body):
         async with interruptible(receive, service.settings.deadline_seconds):
             text = await asyncio.to_thread(_text_of, body)
             is_plain = body.prompt is not None and body.add_special_tokens is False
-            tokens = await (client.tokenize(text, special=False) if is_plain else client.tokenize(text))
+            owner = caller.owner()
+            tokens = await (client.tokenize(text, special=False, owner=owner) if is_plain else client.tokenize(text, owner=owner))
             strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
     await send_json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
 

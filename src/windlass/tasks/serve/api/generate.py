@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from windlass.core.request import Delta, Request, Usage
 from windlass.errors import Error
 from windlass.tasks.serve.api.adapters import EventWriter, GenerationJob, MakeJob, WriteResponse, expected_tokens
-from windlass.tasks.serve.api.caller import Caller, caller_of
+from windlass.tasks.serve.api.caller import Caller, caller_of, request_id
 from windlass.tasks.serve.api.interrupt import wait_disconnect
 from windlass.tasks.serve.api.middleware import DETAILS
 from windlass.tasks.serve.backend.in_flight import InFlightRequest
@@ -114,7 +114,8 @@ class _Generation:
                 raise ClientDisconnected from None
             await self._fail(cancelled_error(self._flight.cancel_reason))
         except Error as error:
-            await self._fail(renamed(self._service.api_error(error, self._job.body), self._job.params))
+            refusal = self._service.api_error(error, self._job.body, request_id(self._scope))
+            await self._fail(renamed(refusal, self._job.params))
         finally:
             timer.cancel()
             disconnect_task.cancel()

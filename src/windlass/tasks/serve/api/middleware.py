@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from windlass.foreign import is_failure
-from windlass.tasks.serve.api.caller import KEY
+from windlass.tasks.serve.api.caller import KEY, REQUEST_ID
 from windlass.tasks.serve.api.route import ApiRoute, openai_error
 from windlass.tasks.serve.http import errors
 from windlass.tasks.serve.http.api_keys import key_number
@@ -46,7 +46,7 @@ WITHOUT_VERSION = frozenset(
     )
 )
 """Paths below /v1 that clients with another base URL ask for without it, as llama.cpp's and TEI's do."""
-REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+CHOSEN_ID = re.compile(rb"[!-~]{1,128}")
 """Ids of requests that clients choose."""
 
 
@@ -80,7 +80,7 @@ class AccessMiddleware:
         request_id = _request_id(scope)
         response = _RecordingSend(send, self._headers(scope, request_id))
         started = time.perf_counter()
-        scope[DETAILS] = ""
+        scope[DETAILS], scope[REQUEST_ID] = "", request_id.decode()
         try:
             self._check(scope)
             if scope["method"] == "OPTIONS" and request_header(scope, b"access-control-request-method") is not None:
@@ -96,7 +96,7 @@ class AccessMiddleware:
         except BaseException as error:
             if not is_failure(error):
                 raise
-            shown = request_id.decode()
+            shown = scope[REQUEST_ID]
             self._service.log.line(f"{shown}: {type(error).__name__} in {error_location(error)}")
             await response.send_error(errors.to_api_error(error, request_id=shown), self._error_body(scope["path"]))
         finally:
@@ -156,7 +156,7 @@ class AccessMiddleware:
 def _request_id(scope: Scope) -> bytes:
     """The client's, or a new one."""
     for name, value in scope["headers"]:
-        if name in (b"x-request-id", b"x-client-request-id") and REQUEST_ID.fullmatch(value):
+        if name in (b"x-request-id", b"x-client-request-id") and CHOSEN_ID.fullmatch(value):
             return value
     return b"req_" + token_hex(16).encode()
 

@@ -9,6 +9,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from windlass.errors import Error
+from windlass.tasks.serve.api.caller import request_id
 from windlass.tasks.serve.api.interrupt import interruptible
 from windlass.tasks.serve.api.route import ApiRoute
 from windlass.tasks.serve.http import errors
@@ -56,12 +57,12 @@ class ModelSwitch:
         raw = await self._group[0].body_reader.read(scope, receive)
         service = service_for(self._group, named_model(raw))
         async with AsyncExitStack() as held:
-            waited = await _hold(service, receive, held)
+            waited = await _hold(service, scope, receive, held)
             app = self._apps[service.slot.name]
             await app(scope, _replayed(raw, receive), _telling(send, waited, service.slot.name) if waited else send)
 
 
-async def _hold(service: Service, receive: Receive, held: AsyncExitStack) -> float:
+async def _hold(service: Service, scope: Scope, receive: Receive, held: AsyncExitStack) -> float:
     """Waits for the model, and holds it until `held` ends. Returns the seconds for which it was waited."""
     assert service.models is not None
     if service.draining.is_set():
@@ -72,7 +73,7 @@ async def _hold(service: Service, receive: Receive, held: AsyncExitStack) -> flo
         async with interruptible(receive, service.settings.deadline_seconds):
             return await held.enter_async_context(service.models.using(service.slot))
     except Error as error:
-        raise service.api_error(error) from None
+        raise service.api_error(error, request_id=request_id(scope)) from None
 
 
 def _replayed(raw: bytes, receive: Receive) -> Receive:

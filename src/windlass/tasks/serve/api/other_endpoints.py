@@ -98,10 +98,12 @@ async def _count(service: Service, scope: Scope, receive: Receive, chat: Callabl
     """Tokens of a prompt."""
     raw = await ready_body(service, scope, receive)
     client = tokenizer_of(service)
-    with admitted_tokens(service, caller_of(scope).share):
+    caller = caller_of(scope)
+    with admitted_tokens(service, caller.share):
         async with interruptible(receive, service.settings.deadline_seconds):
             messages, tools = await service.body_reader.parsed(raw, lambda raw: _prompt(service, chat(raw)))
-            return len(await (client.tokenize(messages, tools) if tools else client.tokenize(messages)))
+            owner = caller.owner()
+            return len(await (client.tokenize(messages, tools, owner=owner) if tools else client.tokenize(messages, owner=owner)))
 
 
 def _prompt(service: Service, chat: ChatRequest) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

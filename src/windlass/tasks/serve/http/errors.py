@@ -6,6 +6,7 @@ An engine's own messages may contain paths or output of its process, so clients 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from windlass.core.client import Broken, Busy, Late, Slowed, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error
@@ -17,7 +18,6 @@ UNAVAILABLE = 503
 MAX_NAMES = 8
 """Of models that an error lists."""
 OVERLOAD_RETRY_SECONDS = 2
-SLOWED_RETRY_SECONDS = 60
 REQUEST_TIMEOUT = 408
 """Not 504: no upstream failed, and the client chose the deadline."""
 
@@ -34,9 +34,9 @@ def to_api_error(error: BaseException, body: object = None, request_id: str = ""
         case Late():
             return deadline_exceeded()
         case Broken():
-            return generation_failed()
+            return generation_failed(request_id)
         case Slowed():
-            return slowed()
+            return slowed(error.seconds)
         case Busy():
             return engine_overloaded()
         case Unavailable() | Error():
@@ -46,8 +46,11 @@ def to_api_error(error: BaseException, body: object = None, request_id: str = ""
 
 
 def internal(request_id: str) -> ApiError:
-    under = f" under {request_id}" if request_id else ""
-    return ApiError(f"internal server error; see the server's log{under}", code="internal", status=500, type="server_error")
+    return ApiError(f"internal server error; {_in_log(request_id)}", code="internal", status=500, type="server_error")
+
+
+def _in_log(request_id: str) -> str:
+    return f"see the server's log{f' under {request_id}' if request_id else ''}"
 
 
 def engine_unavailable() -> ApiError:
@@ -63,9 +66,10 @@ def cancelled_by_operator() -> ApiError:
     return ApiError("the server's operator cancelled this request", code="cancelled", status=409)
 
 
-def generation_failed() -> ApiError:
+def generation_failed(request_id: str = "") -> ApiError:
     return ApiError(
-        "generation failed for this request, and retrying it will probably fail again; other requests are not affected",
+        "generation failed for this request, and retrying it will probably fail again; other requests are not affected; "
+        + _in_log(request_id),
         code="answer_failed",
         status=500,
         type="server_error",
@@ -121,13 +125,13 @@ def engine_overloaded() -> ApiError:
     ).with_retry_after(OVERLOAD_RETRY_SECONDS)
 
 
-def slowed() -> ApiError:
+def slowed(seconds: float) -> ApiError:
     return ApiError(
         "too many of your requests needed more than they are given, or ended an engine; retry after the time in Retry-After",
         code="rate_limit_exceeded",
         status=429,
         type="rate_limit_error",
-    ).with_retry_after(SLOWED_RETRY_SECONDS)
+    ).with_retry_after(max(ceil(seconds), 1))
 
 
 def too_many_sequences(requested: int, capacity: int) -> ApiError:
