@@ -134,7 +134,7 @@ class Engine:
         check_tokens(submit.sampling.logit_bias, self.num_tokens, "logit_bias", "logit_bias")
         self._check_adapter(submit.adapter)
         if submit.grammar:
-            self._compiling.add(submit, self._clock(), self._grammars.compile(submit.grammar))
+            self._compiling.add(submit, self._clock(), self._grammars.compile(submit.grammar, submit.is_slow_grammar))
         else:
             self._enter(submit, self._clock())
 

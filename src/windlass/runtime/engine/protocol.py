@@ -39,6 +39,8 @@ class Submit(EngineMessage, frozen=True):
     cache_salt: str = ""
     grammar: str = ""
     """In llguidance's format; empty: unconstrained. Needs TokenizerData first."""
+    is_slow_grammar: bool = False
+    """It takes long to compile: others do not wait for it."""
     deadline_seconds: float | None = None
     """Counted from arrival."""
     owner: str = ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 from byte_vocab import TEXTUAL, Vocab, allowed  # noqa: E402
 
+from waiting import HUNG_SECONDS  # noqa: E402
 from windlass.core.client import Busy  # noqa: E402
 from windlass.core.request import Constraint  # noqa: E402
 from windlass.errors import BadInput, MissingExtra  # noqa: E402
@@ -26,7 +29,7 @@ from windlass.model.text.parse.stream import TextStream  # noqa: E402
 from windlass.model.text.parse.styles import style_marks  # noqa: E402
 from windlass.runtime.engine.protocol import TokenizerData  # noqa: E402
 from windlass.runtime.engine.sample import grammar as grammars  # noqa: E402
-from windlass.runtime.engine.sample.grammar import GrammarCompiler, GrammarMatcher, num_words  # noqa: E402
+from windlass.runtime.engine.sample.grammar import NICENESS, GrammarCompiler, GrammarMatcher, num_words  # noqa: E402
 from windlass.runtime.machine.memory import ProcessMemory  # noqa: E402
 
 DEFINED = {"level": {"type": "integer", "minimum": 0, "maximum": 9}}
@@ -316,6 +319,26 @@ def test_what_nobody_waits_for_is_not_compiled() -> None:
     assert wanted.result(30)
     assert [future.cancelled() for future in futures[1:]] == [True] * 6 + [False]
     assert guides.compile(given_up[3]).result(30), "it can be asked for again"
+    guides.close()
+
+
+def test_what_takes_long_to_compile_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a thread of its own, with a low priority."""
+    go_on, niceness = threading.Event(), dict[str, int]()
+    compiled = GrammarCompiler._compile
+
+    def held(guides: GrammarCompiler, grammar: str) -> Any:
+        niceness[grammar] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        assert grammar != slow or go_on.wait(HUNG_SECONDS), "hung"
+        return compiled(guides, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", held)
+    guides, slow, quick = taught(), words_grammar(1), words_grammar(2)
+    first = guides.compile(slow, is_slow=True)
+    assert guides.compile(quick).result(HUNG_SECONDS) and not first.done()
+    go_on.set()
+    assert first.result(HUNG_SECONDS)
+    assert niceness[slow] == min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19) and niceness[quick] < niceness[slow]
     guides.close()
 
 

@@ -177,7 +177,7 @@ def test_answers_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPat
     """And a request may be cancelled before its grammar is ready."""
     engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS)
     slow: Future[Any] = Future()
-    monkeypatch.setattr(engine._grammars, "compile", lambda _: slow)
+    monkeypatch.setattr(engine._grammars, "compile", lambda _, is_slow: slow)
     engine.submit(Submit(1, [1], GREEDY, 5))
     engine.submit(Submit(2, [1], GREEDY, 5, grammar="slow"))
     engine.submit(Submit(3, [1], GREEDY, 5, grammar="slow"))

@@ -65,10 +65,12 @@ class IsolatedPool:
             raise BadInput(f"the chat template needs more than {LIMITS} for these messages", field="messages")
         return _text(answer)
 
-    async def check_grammar(self, grammar: str, owner: str = "") -> None:
-        """Returns if it can be compiled within the limits."""
+    async def check_grammar(self, grammar: str, owner: str = "") -> bool:
+        """Returns if it can be compiled within the limits: whether that takes long."""
         digest = hashlib.sha256(grammar.encode("utf-8", "surrogatepass")).digest()
-        _text(self._known(digest) or await self._compiled(digest, grammar, group_of(owner)))
+        found = self._known(digest) or await self._compiled(digest, grammar, group_of(owner))
+        _text(found)
+        return found.cpu_seconds > QUICK_SECONDS
 
     def close(self) -> None:
         self._is_closed = True

@@ -188,9 +188,9 @@ class EngineClient:
         try:
             async with asyncio.timeout(request.deadline_seconds):
                 encoded = await self._encode_text(request)
-                if encoded.grammar:
-                    await self._isolated.check_grammar(encoded.grammar, request.owner)
-                return encoded
+                if not encoded.grammar:
+                    return encoded
+                return encoded._replace(is_slow_grammar=await self._isolated.check_grammar(encoded.grammar, request.owner))
         except TimeoutError:
             raise Late(timeout_message(request.deadline_seconds)) from None
 
@@ -238,6 +238,7 @@ class EngineClient:
             prompt_logprobs_start=request.prompt_logprobs_start,
             cache_salt=request.cache_salt,
             grammar=encoded.grammar,
+            is_slow_grammar=encoded.is_slow_grammar,
             deadline_seconds=left,
             owner=request.owner,
             priority=request.priority,

@@ -38,6 +38,8 @@ class EncodedRequest(NamedTuple):
     """Decodes the output tokens."""
     grammar: str = ""
     """Constrains the output; empty: unconstrained."""
+    is_slow_grammar: bool = False
+    """It takes long to compile."""
 
 
 class ChatText(NamedTuple):

@@ -6,6 +6,7 @@ Grammars are compiled in the engine process, for the tokenizer that the client s
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -36,6 +37,8 @@ MASK_SECONDS_PER_TOKEN = 0.002
 MAX_QUEUED = 1000
 MAX_QUEUED_CHARACTERS = 500_000
 """Of all grammars that wait to be compiled: about a second of work."""
+NICENESS = 15
+"""Of the thread for grammars that take long. The lock of Python is not held meanwhile."""
 STACK_BYTES = 32 * 2**20
 """Of the thread that compiles: more than a worker has, which has compiled the same."""
 
@@ -132,7 +135,7 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer in a thread of its own, so that a large one does not stall other requests."""
+    """Compiles grammars for one tokenizer in threads of its own: those that take long in one that leaves the CPU to whoever else wants it."""
 
     def __init__(self) -> None:
         self._vocabulary: TokenizerData | None = None
@@ -140,18 +143,19 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
         self._num_waiting: dict[str, int] = {}
         """Grammar that is not compiled yet -> how many requests wait for it."""
-        self._thread: ThreadPoolExecutor | None = None
+        self._threads: dict[bool, ThreadPoolExecutor] = {}
+        """Whether it is for grammars that take long -> a thread."""
 
     def set_tokenizer(self, vocabulary: TokenizerData) -> None:
         self._vocabulary, self._tokenizer = vocabulary, None
         self._compiled.clear()
         self._num_waiting.clear()
 
-    def compile(self, grammar: str) -> Future[CompiledGrammar]:
+    def compile(self, grammar: str, is_slow: bool = False) -> Future[CompiledGrammar]:
         """Raises BadInput through the future for an invalid grammar. A caller that stops waiting calls `release`."""
         found = self._compiled.get(grammar)
         if found is None or (found.done() and found.exception() is not None):
-            found = self._submit(grammar)
+            found = self._submit(grammar, is_slow)
         if not found.done():
             self._num_waiting[grammar] = self._num_waiting.get(grammar, 0) + 1
         self._compiled.move_to_end(grammar)
@@ -167,14 +171,15 @@ class GrammarCompiler:
         if grammar in self._compiled and self._compiled[grammar].cancel():
             del self._compiled[grammar]
 
-    def _submit(self, grammar: str) -> Future[CompiledGrammar]:
+    def _submit(self, grammar: str, is_slow: bool) -> Future[CompiledGrammar]:
         self._num_waiting = {other: count for other, count in self._num_waiting.items() if not self._is_done(other)}
         queued = sum(map(len, self._num_waiting))
         if len(self._num_waiting) >= MAX_QUEUED or (queued and queued + len(grammar) > MAX_QUEUED_CHARACTERS):
             raise Busy("too many grammars are being compiled; retry in a moment")
-        self._thread = self._thread or ThreadPoolExecutor(1, "windlass-grammars")
+        if is_slow not in self._threads:
+            self._threads[is_slow] = ThreadPoolExecutor(1, "windlass-grammars", _yield_to_others if is_slow else None)
         before = threading.stack_size(STACK_BYTES)  # its thread starts with the first grammar
-        self._compiled[grammar] = future = self._thread.submit(self._compile, grammar)
+        self._compiled[grammar] = future = self._threads[is_slow].submit(self._compile, grammar)
         threading.stack_size(before)
         self._forget_old()
         return future
@@ -201,8 +206,8 @@ class GrammarCompiler:
         return self.compile(grammar).result().matcher(stops)
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, grammar: str) -> CompiledGrammar:
         tokenizer = self._known_tokenizer()
@@ -218,6 +223,11 @@ class GrammarCompiler:
                 raise bad_constraint("constrained output needs the model's tokenizer, and this engine was not sent it")
             self._tokenizer = grammar_tokenizer(self._vocabulary.tokenizer_json, self._vocabulary.stop_token_ids)
         return self._tokenizer
+
+
+def _yield_to_others() -> None:
+    """Linux has a priority for each thread."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def num_words(num_tokens: int) -> int:
