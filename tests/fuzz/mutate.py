@@ -22,6 +22,8 @@ COUNTS = (1, 1, 1, 1, 2, 2, 3, 6)
 """How many changes one input gets."""
 MAX_BYTES = 2**18
 """Of an input: what grows does so by doubling."""
+GROWN_BYTES = MAX_BYTES // 4
+MANY = (50, 1000, 5000, 20_000, GROWN_BYTES)
 EDGES = (0, 1, 2, 3, 7, 8, 31, 32, 33, 64, 127, 128, 255, 256, 257, 1023, 4096, 2**15, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32,
          2**53, 2**63 - 1, 2**63, 2**64 - 1)  # fmt: skip
 TEXTS = ("", "\0", "0", "-1", "1e999", "-0.0", "nan", "inf", "true", "null", "\n", "\r\n", " ", "/", "..", "../../etc/passwd", "'", '"', "\\",
@@ -57,6 +59,26 @@ def mutate_json(random: Random, samples: Sequence[Sample]) -> bytes:
     if random.random() < 0.12:
         return alter(random, text)
     return _json(random, change_tree(random, msgspec.json.decode(text)))
+
+
+def mutate_grown(random: Random, samples: Sequence[Sample]) -> bytes:
+    """Trees in which one thing is there thousands of times, or is very long: what takes the square of it is seen."""
+    if random.random() < 0.6:
+        return mutate_json(random, samples)
+    tree = msgspec.json.decode(b"".join(random.choice(samples)))
+    for _ in range(random.choice((1, 1, 2, 3))):
+        _grow(random, tree)
+    return _json(random, tree)
+
+
+def grown_text(random: Random, text: bytes) -> bytes:
+    """The same for text: a word, a space or a line again and again, each time with another number, or the same."""
+    parts = words(text)
+    at = random.randrange(len(parts))
+    part = b"".join(parts[at : at + random.choice((1, 1, 2, 4, 8, 30))])
+    times = min(random.choice(MANY), GROWN_BYTES // (len(part) + 1))
+    put = part * times if random.random() < 0.6 else b"".join(_numbered(part.decode(), n).encode() for n in range(times))
+    return b"".join(parts[:at]) + put + random.choice((b"", b"".join(parts[at:])))
 
 
 def mutate_msgpack(random: Random, samples: Sequence[Sample]) -> bytes:
@@ -190,6 +212,37 @@ def _changed(random: Random, tree: Any, places: list[Place]) -> Any:
     else:
         holder[key] = odd_value(random)
     return tree
+
+
+def _grow(random: Random, tree: Any) -> None:
+    places = _places(tree)
+    if not places:
+        return
+    holder, key = random.choice(places)
+    value = holder[key]
+    times = min(random.choice(MANY), GROWN_BYTES // (len(json.dumps(value)) + len(str(key)) + 8))
+    is_numbered = random.random() < 0.7
+    copies = [_numbered(value, number if is_numbered else None) for number in range(times)]
+    if random.random() < 0.25:
+        name = key if isinstance(key, str) else "a"
+        holder[key] = name * times if isinstance(value, str) else {name * times: value}
+    elif isinstance(holder, list):
+        holder[key:key] = copies
+    elif random.random() < 0.4:
+        holder[key] = copies
+    else:
+        holder |= {f"{key}{number}": copy for number, copy in enumerate(copies)}
+
+
+def _numbered(value: Any, number: int | None) -> Any:
+    """Another one, alike; without a number a copy."""
+    if isinstance(value, str) and number is not None:
+        return re.sub(r"(?<=\d)(?!\d)|$", str(number), value, count=1)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and number is not None:
+        return value + number
+    if isinstance(value, list):
+        return [_numbered(item, number) for item in value]
+    return {key: _numbered(item, number) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _is_within(holder: Any, value: Any) -> bool:

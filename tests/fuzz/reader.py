@@ -21,6 +21,8 @@ class Reader:
     """What it may raise: everything else is a finding."""
     may_exhaust: bool = False
     """It runs in a process with limits (model/text/isolated): time, memory and an end of that process are the limits at work."""
+    seconds: float = 10.0
+    """CPU time of one input of some kilobytes, whose reading takes milliseconds. More is a hang."""
     is_heavy: bool = False
     """Needs torch."""
     is_warmed: bool = True

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from fuzz import table_readers, text_readers, weight_readers, wire_readers
+from fuzz import look_readers, table_readers, text_readers, weight_readers, wire_readers
 from fuzz.reader import Reader
 
-READERS: dict[str, Reader] = {**weight_readers.READERS, **text_readers.READERS, **wire_readers.READERS, **table_readers.READERS}
+READERS: dict[str, Reader] = {
+    **weight_readers.READERS,
+    **text_readers.READERS,
+    **look_readers.READERS,
+    **wire_readers.READERS,
+    **table_readers.READERS,
+}

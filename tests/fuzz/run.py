@@ -37,8 +37,6 @@ from fuzz.reader import Reader
 from fuzz.readers import READERS
 
 BATCH = 500
-CPU_SECONDS = 10.0
-"""Of one input of some kilobytes, whose reading takes milliseconds. More is a hang."""
 WALL_SECONDS = 300.0
 """The machine may be busy with other things; but a reader that waits for something waits longer."""
 EXHAUSTED_SECONDS = 1.0
@@ -139,7 +137,7 @@ class Campaign:
             self.result.ended += 1
             return
         ended_by = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
-        meaning = {"SIGPROF": f"more than {CPU_SECONDS:g} s of CPU time", "SIGALRM": "it waits"}
+        meaning = {"SIGPROF": f"more than {self.reader.seconds:g} s of CPU time", "SIGALRM": "it waits"}
         self.result.add(Finding(self.name, self.seed, number, f"{ended_by}: {meaning.get(ended_by, 'the process ended')}"))
 
     # --- in the child
@@ -150,7 +148,7 @@ class Campaign:
         accepted = refused = 0
         for number in range(self.next, stop):
             _STATE.pack_into(state, 0, number)
-            signal.setitimer(signal.ITIMER_PROF, EXHAUSTED_SECONDS if self.reader.may_exhaust else CPU_SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, EXHAUSTED_SECONDS if self.reader.may_exhaust else self.reader.seconds)
             signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
             what = self.one(number)
             if what is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz import made_models as made
-from fuzz.mutate import Sample, mutate_json, mutate_text
+from fuzz.mutate import Sample, mutate_grown, mutate_json, mutate_text
 from fuzz.reader import Reader, put
 from windlass.errors import BadInput
 
@@ -231,6 +231,20 @@ def _answer_samples(folder: Path) -> list[Sample]:
     }
     return [
         as_json([{"a": 4, "b": [1, 2]}, schema]),
+        as_json(
+            [
+                [1, 2, "x"],
+                {
+                    "minItems": 2,
+                    "items": {"enum": [1, 2.0, "x"], "required": ["a"]},
+                    "uniqueItems": True,
+                    "contains": {"const": 1},
+                },
+            ]
+        ),
+        as_json(
+            [{"a": 1}, {"dependentRequired": {"a": ["b"]}, "additionalProperties": {"type": ["string", "null"]}, "pattern": "^a"}]
+        ),
         as_json([{"a": "x"}, {"anyOf": [{"required": ["a"]}, False], "maxProperties": 2, "not": {"const": 3}}]),
     ]
 
@@ -298,6 +312,6 @@ READERS: dict[str, Reader] = {
         lambda folder: [(text.encode(),) for text in TEMPLATES], read_template, mutate_text, may_exhaust=True
     ),
     "grammar": Reader(_grammar_samples, read_grammar, mutate_constraint, may_exhaust=True),
-    "schema-answer": Reader(_answer_samples, read_answer, mutate_json),
+    "schema-answer": Reader(_answer_samples, read_answer, mutate_grown, seconds=2.0),
     "tool-calls": Reader(lambda folder: [(text.encode(),) for text in ANSWERS], read_answer_text, mutate_text),
 }

@@ -283,6 +283,14 @@ def test_prompts_that_mix(prompt: Any) -> None:
     assert found.value.param == "prompt"
 
 
+def test_choices_share_what_their_answers_are_held_to() -> None:
+    """It is read once, and known by what it is when a grammar is made of it."""
+    found = completions(
+        prompt=["a", "b", "c"], n=2, seed=1, response_format={"type": "json_object", "schema": {"type": "string"}}
+    )
+    assert len(found) == 6 and len({id(request.constraint) for request in found}) == 1
+
+
 def test_too_many_prompts_are_refused_and_not_cut() -> None:
     assert len(completions(RequestLimits(max_choices=3), prompt=["x"] * 3)) == 3
     with pytest.raises(ApiError, match="4 entries"):

@@ -9,6 +9,8 @@ import msgspec
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
 
+MAX_CHARACTERS = 2 * 2**20
+"""Of the value: the largest JSON schemas that are published have 1.5 million."""
 ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 
 
@@ -27,6 +29,8 @@ class Constraint(Frozen):
         if (self.kind == "json_object") != (not self.value):
             needs = "takes no value" if self.kind == "json_object" else "needs a value"
             raise _bad(f"a constraint of kind {self.kind} {needs}")
+        if len(self.value) > MAX_CHARACTERS:
+            raise _bad(f"the constraint has {len(self.value):,} characters; at most {MAX_CHARACTERS:,} are taken")
         if self.kind == "choice" and not self.choices:
             raise _bad("a constraint of kind choice needs at least one string")
         if self.kind == "json_schema" and not isinstance(_json(self.value, "the JSON schema"), (dict, bool)):

@@ -82,9 +82,10 @@ class Server(uvicorn.Server):
 
 
 def _config(app: Starlette, settings: ServerSettings, log: Log) -> uvicorn.Config:
-    logger = logging.getLogger("uvicorn")
-    logger.handlers, logger.propagate = [LogHandler(log)], False
-    logger.setLevel(logging.WARNING)
+    for name in ("uvicorn", "windlass"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [LogHandler(log)], False
+        logger.setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
         http=protocol_class(settings.head_seconds),

@@ -73,13 +73,14 @@ def completion_to_requests(body: CompletionRequest, limits: RequestLimits = ANY)
     prompts = prompts_of(body, limits)
     _check_top("logprobs", body.logprobs, limits)
     with naming_params(body):
+        common = _common(body, body.response_format, limits)
         requests = [
             Request(
                 **prompt,
                 max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens,
                 logprobs=body.logprobs,
                 prompt_logprobs=body.logprobs if body.echo else None,
-                **_common(body, body.response_format, limits),
+                **common,
             )
             for prompt in prompts
         ]

@@ -9,8 +9,11 @@ import pytest
 
 from windlass.core.request import Constraint
 from windlass.errors import BadInput
+from windlass.foreign import shown
 from windlass.model.text.grammar.grammar import Grammar
-from windlass.model.text.grammar.limits import MAX_DEPTH, MAX_NESTING, MAX_QUANTIFIERS, MAX_RULES_DEEP, check_lark
+from windlass.model.text.grammar.limits import MAX_DEPTH, MAX_QUANTIFIERS, MAX_RULES_DEEP, check_lark
+from windlass.model.text.grammar.references import MAX_NAME
+from windlass.model.text.grammar.room import MAX_NESTING
 from windlass.model.text.grammar.schema import enforceable
 
 pytestmark = pytest.mark.pure
@@ -51,7 +54,7 @@ REFUSED: list[tuple[Constraint, str]] = [
     (Constraint(kind="grammar", value=f"start: %json {json.dumps(chain(3_000))}\n"), "levels deep through its references"),
     (Constraint(kind="json_schema", value='{"items":' * 200 + "{}" + "}" * 200), "nested more than"),
     (Constraint(kind="json_schema", value='{"enum":' + "[" * 200 + "]" * 200 + "}"), "nested more than"),
-    (Constraint(kind="grammar", value="start: %json " + '{"items":' * 200_000 + "{}" + "}" * 200_000), "nested more than"),
+    (Constraint(kind="grammar", value="start: %json " + '{"items":' * 20_000 + "{}" + "}" * 20_000), "nested more than"),
 ]  # fmt: skip
 
 
@@ -82,7 +85,7 @@ def test_a_schema_that_no_reader_takes_is_refused_too(depth: int) -> None:
         ({"type": "number", "multipleOf": 0.123457}, "multipleOf"),
         ({"type": "number", "multipleOf": 1e300}, "multipleOf"),
         ({"type": "string", "pattern": "a?" * 20_000}, "pattern"),
-        ({"type": "object", "patternProperties": {"a?" * 20_000: {}}}, f"patternProperties.{'a?' * 20_000}"),
+        ({"type": "object", "patternProperties": {"a?" * 20_000: {}}}, f"patternProperties.{shown('a?' * 20_000, MAX_NAME)}"),
         ({"type": "object", "patternProperties": {"^(?!x-)": {}, "^x-": {}}}, "patternProperties.^(?!x-)"),
         ({"type": "string", "maxLength": 10**12}, "maxLength"),
         ({"type": "array", "minItems": 10**12}, "minItems"),

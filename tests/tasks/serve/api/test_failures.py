@@ -77,5 +77,18 @@ def test_other_apis_have_their_own_format(path: str, more: dict[str, Any]) -> No
         assert "mine" in json.dumps(answer.json())
 
 
+def test_a_constraint_that_nobody_thought_of_is_the_clients_fault_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(root: object) -> None:
+        raise TypeError("secret")
+
+    monkeypatch.setattr("windlass.model.text.grammar.schema._Reduction", fail)
+    format = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "title": "secret of test_failures"}}}
+    with running(FakeClient) as server:
+        answer = post(f"{server.url}/v1/chat/completions", json={**HELLO, "response_format": format})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "response_format"
+        [line] = [line for line in logged(server.log) if "a look at a constraint failed" in line]
+        assert "TypeError in test_failures.py" in line and "secret" not in line
+
+
 def logged(log: Lines) -> list[str]:
     return list(log.lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -19,10 +20,12 @@ from serving import in_process
 from waiting import HUNG_SECONDS
 from windlass.core.request import Delta, Request
 from windlass.model.formats.disk.atomic import write_atomically
+from windlass.tasks.serve.api.adapters import chat_job
 from windlass.tasks.serve.api_key import ApiKey
 from windlass.tasks.serve.batch.batches import BatchStore, new_batch
-from windlass.tasks.serve.batch.endpoints import form_fields
+from windlass.tasks.serve.batch.endpoints import ENDPOINTS, form_fields
 from windlass.tasks.serve.batch.files import FileStore
+from windlass.tasks.serve.http.body_reader import LARGE_BYTES
 
 pytestmark = pytest.mark.pure
 
@@ -80,6 +83,24 @@ def test_a_batch_is_worked_off(tmp_path: Path) -> None:
 
     served(tmp_path, test)
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_large_line_is_read_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def noting(service: Any, raw: bytes, caller: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return chat_job(service, raw, caller)
+
+    monkeypatch.setitem(ENDPOINTS, CHAT, noting)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        large = line(0, messages=[{"role": "user", "content": "a" * LARGE_BYTES}])
+        body = {"input_file_id": await uploaded(http, lines(large)), "endpoint": CHAT, "completion_window": "24h"}
+        await ended(http, (await http.post("/v1/batches", json=body)).json()["id"])
+
+    served(tmp_path, test)
+    assert threads == [False]
 
 
 def test_a_server_started_again_goes_on(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from windlass.core.model import Frozen
 from windlass.model.text.grammar.grammar import Grammar
+from windlass.model.text.grammar.schema import DEFINITIONS
 from windlass.model.text.parse.tool_calls import schema_types
 
 Parameters = dict[str, Any]
@@ -43,6 +44,7 @@ def _tagged_json(grammar: Grammar, tool: ToolSchema) -> str:
 
 
 def _pairs(grammar: Grammar, tool: ToolSchema) -> str:
+    grammar.take(tool.parameters)
     line = _line(grammar)
 
     def pair(key: str, schema: Any) -> str:
@@ -53,6 +55,7 @@ def _pairs(grammar: Grammar, tool: ToolSchema) -> str:
 
 
 def _function_tags(grammar: Grammar, tool: ToolSchema) -> str:
+    grammar.take(tool.parameters)
     newline = grammar.literal("\n")
 
     def parameter(key: str, schema: Any) -> str:
@@ -75,6 +78,7 @@ def _named(grammar: Grammar, tool: ToolSchema) -> str:
 
 def _bare(grammar: Grammar, tool: ToolSchema) -> str:
     """One schema for the whole call, since the alternative, an answer, may be JSON too."""
+    grammar.take(tool.parameters)
     properties = {"name": {"const": tool.name}, "parameters": _rebased(tool.parameters, "#/properties/parameters")}
     return grammar.schema(
         {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False},
@@ -109,7 +113,8 @@ def _each(write: Callable[[str, Any], str], parameters: Mapping[str, Any]) -> st
     """Every argument in schema order; optional ones may be left out."""
     properties: Any = parameters.get("properties")
     required: Any = parameters.get("required")
-    needed: Sequence[Any] = cast(Sequence[Any], required) if isinstance(required, (list, tuple)) else ()
+    listed: Sequence[Any] = cast(Sequence[Any], required) if isinstance(required, (list, tuple)) else ()
+    needed = {name for name in listed if isinstance(name, str)}
     given = cast(Mapping[str, Any], properties) if isinstance(properties, Mapping) else dict[str, Any]()
     return " ".join(write(key, schema) if key in needed else f"({write(key, schema)})?" for key, schema in given.items())
 
@@ -124,8 +129,16 @@ def _value(grammar: Grammar, schema: Any, tool: ToolSchema, end: str) -> str:
     types = schema_types(given)
     if "string" in types or (not types and "$ref" not in given):
         return grammar.until(end)
-    kept = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    kept = {key: tool.parameters[key] for key in DEFINITIONS if key in tool.parameters} if _refers(given) else {}
     return f"{grammar.schema({**kept, **given}, tool.is_strict)} {grammar.literal(end)}"
+
+
+def _refers(schema: Any) -> bool:
+    """Whether there is a `$ref` in it: what it leads to has to be given along."""
+    if isinstance(schema, Mapping):
+        given = cast(Mapping[str, Any], schema)
+        return "$ref" in given or any(map(_refers, given.values()))
+    return isinstance(schema, list) and any(map(_refers, cast(list[Any], schema)))
 
 
 def _rebased(schema: Any, to: str) -> Any:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal, cast
 
+from windlass.errors import BadInput
+from windlass.model.text.grammar.room import OutOfWork, Work
 from windlass.model.text.grammar.schema import UNENFORCED, enforceable
+from windlass.model.text.grammar.values import Values
 
 Verdict = Literal["valid", "invalid", "unknown"]
-MAX_STEPS = 100_000
+MAX_STEPS = 50_000
+"""A microsecond or two each: schemas looked at, and names and values gone through, NAMES_PER_STEP at a time."""
+NAMES_PER_STEP = 16
 MAX_DEPTH = 64
 
 
@@ -21,15 +27,16 @@ class _Unknown(Exception):
     """It cannot be decided."""
 
 
-def check_answer(text: str, schema: Any) -> Verdict:
+def check_answer(text: str, schema: Any, work: Work | None = None) -> Verdict:
+    """`work`: that several answers share."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return "invalid"
-    checker = _Checker(schema)
+    checker = _Checker(schema, work or Work(MAX_STEPS))
     try:
         is_valid = checker.is_valid(value, schema, 0)
-    except (_Unknown, RecursionError):
+    except (_Unknown, OutOfWork, BadInput, RecursionError):
         return "unknown"
     if not is_valid:
         return "invalid"
@@ -37,9 +44,12 @@ def check_answer(text: str, schema: Any) -> Verdict:
 
 
 class _Checker:
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._steps = 0
+    def __init__(self, root: Any, work: Work) -> None:
+        self._root, self._work = root, work
+        self.values = Values(work)
+        self._references: dict[str, Any] = {}
+        self._enforced: dict[int, bool] = {}
+        """By the id of a schema: whether the grammar has enforced its pattern and its format."""
         self._num_beyond = 0
         """Keywords around that the grammar knows nothing of, and so of what is in them."""
         self.is_fuzzy = False
@@ -48,15 +58,20 @@ class _Checker:
         """Something was left out: a pattern or format that the grammar does not enforce either, a property that is known by a pattern."""
 
     def is_valid(self, value: Any, schema: Any, depth: int) -> bool:
-        self._steps += 1
-        if self._steps > MAX_STEPS or depth > MAX_DEPTH:
+        self._work.spend(1)
+        if depth > MAX_DEPTH:
             raise _Unknown
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
             return True
-        given = cast(Mapping[str, Any], schema)
+        given = self.through(cast(Mapping[str, Any], schema))
         return all(self._keyword(key, expected, value, given, depth) for key, expected in given.items() if key in KEYWORDS)
+
+    def through(self, names: Any) -> Any:
+        """What is gone through: it counts first."""
+        self._work.spend(len(names) // NAMES_PER_STEP)
+        return names
 
     def _keyword(self, key: str, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
         self._num_beyond += key in UNENFORCED
@@ -75,7 +90,20 @@ class _Checker:
         self.skipped = self.skipped or not is_enforced
         return True
 
+    def is_enforced(self, schema: Mapping[str, Any]) -> bool:
+        """Its pattern and its format, by the grammar."""
+        found = self._enforced.get(id(schema))
+        if found is None:
+            given = {key: schema[key] for key in ("pattern", "format") if key in schema}
+            found = self._enforced[id(schema)] = not enforceable(given).left_out
+        return found
+
     def resolve(self, reference: str) -> Any:
+        if reference not in self._references:
+            self._references[reference] = self._resolved(reference)
+        return self._references[reference]
+
+    def _resolved(self, reference: str) -> Any:
         if not reference.startswith("#"):
             raise _Unknown
         found: Any = self._root
@@ -101,10 +129,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True) if not _is_number(value) else repr(float(value))
-
-
 def _of(kind: type, check: Check) -> Check:
     """Keywords say nothing about values of other types."""
     return lambda checker, expected, value, schema, depth: (
@@ -117,29 +141,39 @@ def _number(check: Callable[[Any, Any], bool]) -> Check:
 
 
 def _type(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
-    return any(_TYPES[kind](value) for kind in ([expected] if isinstance(expected, str) else expected))
+    return any(_TYPES[kind](value) for kind in ([expected] if isinstance(expected, str) else checker.through(expected)))
 
 
 def _properties(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
-    return all(checker.is_valid(value[key], inner, depth) for key, inner in expected.items() if key in value)
+    given = checker.through(expected).items()
+    return all(checker.is_valid(value[key], inner, depth) for key, inner in given if key in value)
+
+
+def _known(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    known = schema.get("properties", {})
+    if not isinstance(known, Mapping):
+        raise _Unknown
+    return cast(Mapping[str, Any], known)
 
 
 def _additional(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
     if "patternProperties" in schema:
         return True
-    return all(checker.is_valid(item, expected, depth) for key, item in value.items() if key not in schema.get("properties", {}))
+    known = _known(schema)
+    return all(checker.is_valid(item, expected, depth) for key, item in checker.through(value).items() if key not in known)
 
 
 def _patterned(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
     """Which of them a property matches is not looked at."""
-    return not value or checker.trust(all(key in schema.get("properties", {}) for key in value))
+    return not value or checker.trust(_known(schema).keys() >= checker.through(value).keys())
 
 
 def _items(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
     if isinstance(expected, list):
         pairs = zip(value, cast(list[Any], expected), strict=False)
         return all(checker.is_valid(item, inner, depth) for item, inner in pairs)
-    return all(checker.is_valid(item, expected, depth) for item in value[len(schema.get("prefixItems", ())) :])
+    first = len(schema.get("prefixItems", ()))
+    return all(checker.is_valid(item, expected, depth) for item in islice(checker.through(value), first, None))
 
 
 def _prefix(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
@@ -152,7 +186,7 @@ def _contains(checker: _Checker, expected: Any, value: Any, schema: Mapping[str,
 
 
 def _unique(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
-    return not expected or len(set(map(_canonical, value))) == len(value)
+    return not expected or len(set(map(checker.values.text, value))) == len(value)
 
 
 def _condition(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
@@ -162,11 +196,11 @@ def _condition(checker: _Checker, expected: Any, value: Any, schema: Mapping[str
 
 def _dependent(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
     """dependentRequired, dependentSchemas, and the older keyword for both."""
-    for key, needs in expected.items():
+    for key, needs in checker.through(expected).items():
         if key not in value:
             continue
         if isinstance(needs, list):
-            if not all(name in value for name in cast(Sequence[Any], needs)):
+            if not all(name in value for name in cast(Sequence[Any], checker.through(needs))):
                 return False
         elif not checker.is_valid(value, needs, depth):
             return False
@@ -179,8 +213,7 @@ def _names(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, An
 
 def _skip(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
     """Enforced by the grammar, or not at all."""
-    given = {key: schema[key] for key in ("pattern", "format") if key in schema}
-    return checker.trust(not enforceable(given).left_out)
+    return checker.trust(checker.is_enforced(schema))
 
 
 def _unsure(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any], depth: int) -> bool:
@@ -210,8 +243,8 @@ def _one(checker: _Checker, expected: Any, value: Any, schema: Mapping[str, Any]
 
 KEYWORDS: dict[str, Check] = {
     "type": _type,
-    "const": lambda checker, expected, value, schema, depth: _canonical(value) == _canonical(expected),
-    "enum": lambda checker, expected, value, schema, depth: _canonical(value) in map(_canonical, expected),
+    "const": lambda checker, expected, value, schema, depth: checker.values.text(value) == checker.values.text(expected),
+    "enum": lambda checker, expected, value, schema, depth: checker.values.text(value) in checker.values.all_of(expected),
     "$ref": lambda checker, expected, value, schema, depth: checker.is_valid(value, checker.resolve(expected), depth),
     "allOf": _every,
     "anyOf": _any,
@@ -221,7 +254,7 @@ KEYWORDS: dict[str, Check] = {
     "properties": _of(dict, _properties),
     "additionalProperties": _of(dict, _additional),
     "patternProperties": _of(dict, _patterned),
-    "required": _of(dict, lambda checker, expected, value, schema, depth: all(key in value for key in expected)),
+    "required": _of(dict, lambda checker, expected, value, schema, depth: all(key in value for key in checker.through(expected))),
     "minProperties": _of(dict, lambda checker, expected, value, schema, depth: len(value) >= expected),
     "maxProperties": _of(dict, lambda checker, expected, value, schema, depth: len(value) <= expected),
     "dependentRequired": _of(dict, _dependent),

@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from json.encoder import encode_basestring
 from typing import Any, cast
 
 from windlass.core.request import Constraint
-from windlass.errors import MissingExtra
+from windlass.foreign import shown
 from windlass.model.text.grammar.compile import bad_constraint
-from windlass.model.text.grammar.limits import check_lark, check_regex
+from windlass.model.text.grammar.gbnf import is_gbnf, lark_of
+from windlass.model.text.grammar.limits import check_lark, check_length, check_regex
+from windlass.model.text.grammar.room import Room
 from windlass.model.text.grammar.schema import EnforceableSchema, enforceable, enforceable_text
 
 _JSON_SPACE = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
 """Whitespace allowed in JSON: a newline with indentation, or a few spaces. With unlimited whitespace some models write nothing else."""
 _SPACE = r"/[ \n\r\t]{1,8}/"
-_GBNF = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
-MAX_GBNF = 32_768
-"""Characters: conversion is slow."""
+MAX_CHOICES = MAX_TEXTS = 50_000
 ANYTHING = "/(?s:.*)/"
 
 
@@ -32,14 +33,21 @@ class Grammar:
     def __init__(self, special: Mapping[str, int] | None = None) -> None:
         """`special`: special tokens -> ids."""
         self._special = dict(special or {})
-        self._rules: list[str] = []
+        self._marks = re.compile(f"({'|'.join(map(re.escape, self._special))})") if self._special else None
+        self._rules: dict[str, None] = {}
+        """In order."""
         self._parts: list[dict[str, Any]] = []
+        self._room, self._room_apart = Room(), Room()
+        self._num_texts = 0
 
     def built(self, start: str) -> str:
         rules = "\n".join([f"start: {start}", *self._rules])
         return json.dumps({"grammars": [{"lark_grammar": rules + "\n"}, *self._parts]})
 
     def literal(self, text: str) -> str:
+        self._num_texts += 1
+        if self._num_texts > MAX_TEXTS:
+            raise bad_constraint(f"the tools have more than {MAX_TEXTS:,} names and values; leave some out")
         found = [self._piece(piece) for piece in self._pieces(text) if piece]
         return " ".join(found) or '""'
 
@@ -62,14 +70,18 @@ class Grammar:
 
     def schema(self, schema: Any, is_strict: bool = True) -> str:
         """`is_strict`: a keyword that cannot be enforced is refused, not left out."""
-        return self._schema(enforceable(schema), is_strict)
+        return self._schema(enforceable(schema, self._room), is_strict)
+
+    def take(self, schema: Any) -> None:
+        """One that is taken apart before a grammar is made of it. BadInput: it is too large, or nested too deeply."""
+        self._room_apart.take(schema)
 
     def _schema(self, found: EnforceableSchema, is_strict: bool) -> str:
         if found.schema is False:
             raise bad_constraint("the JSON schema is false, which no output can match")
         if is_strict and found.left_out:
             raise bad_constraint(
-                f"the strict JSON schema has {found.left_out[0][:100]}, which cannot be enforced; leave it or `strict` out"
+                f"the strict JSON schema has {shown(found.left_out[0], 100)}, which cannot be enforced; leave it or `strict` out"
             )
         kept: Any = found.schema
         given = dict(cast(Mapping[str, Any], kept)) if isinstance(kept, Mapping) else dict[str, Any]()
@@ -94,8 +106,7 @@ class Grammar:
         """Adds a rule and returns its name; an identical rule is reused."""
         chosen = name or f"rule_{len(self._rules)}"
         line = f"{chosen}{options}: {expression}"
-        if line not in self._rules:
-            self._rules.append(line)
+        self._rules.setdefault(line)
         return chosen
 
     def _part(self, content: dict[str, Any]) -> str:
@@ -104,9 +115,7 @@ class Grammar:
         return f"@{name}"
 
     def _pieces(self, text: str) -> list[str]:
-        if not self._special:
-            return [text]
-        return re.split(f"({'|'.join(map(re.escape, self._special))})", text)
+        return [text] if self._marks is None else self._marks.split(text)
 
     def _piece(self, text: str) -> str:
         number = self._special.get(text)
@@ -115,16 +124,21 @@ class Grammar:
 
 def _checked(grammar: str) -> str:
     """JSON schemas in it are taken as they are, so what would cost too much cannot be left out."""
+    room = Room()
     for schema in check_lark(grammar):
-        costly = [name for name in enforceable(schema).left_out if name.rpartition(".")[2] in ("multipleOf", "pattern")]
+        costly = [name for name in enforceable(schema, room).left_out if name.rpartition(".")[2] in ("multipleOf", "pattern")]
         if costly:
-            raise bad_constraint(f"the JSON schema in the grammar has {costly[0][:100]}, which cannot be enforced; leave it out")
+            raise bad_constraint(
+                f"the JSON schema in the grammar has {shown(costly[0], 100)}, which cannot be enforced; leave it out"
+            )
     return grammar
 
 
 def _one_of(texts: tuple[str, ...]) -> str:
     """One terminal with all alternatives; a terminal cannot be empty."""
     nonempty = list(dict.fromkeys(text for text in texts if text))
+    if len(nonempty) > MAX_CHOICES:
+        raise bad_constraint(f"there are more than {MAX_CHOICES:,} choices; leave some out")
     if not nonempty:
         return 'start: ""\n'
     return f"start: CHOICE{'?' if '' in texts else ''}\nCHOICE: {' | '.join(map(_quoted, nonempty))}\n"
@@ -132,23 +146,12 @@ def _one_of(texts: tuple[str, ...]) -> str:
 
 def _lark(grammar: str) -> str:
     """Lark as it is; GBNF, the syntax of llama.cpp, is converted."""
-    if _GBNF.search(grammar) is None:
-        return grammar
-    if len(grammar) > MAX_GBNF:
-        raise bad_constraint(f"the GBNF grammar is longer than {MAX_GBNF:,} characters; write it in Lark syntax")
-    try:
-        from llguidance.gbnf_to_lark import gbnf_to_lark
-    except ImportError:
-        raise MissingExtra("llguidance", "serve", "a grammar in GBNF") from None
-    try:
-        return gbnf_to_lark(grammar)
-    except Exception as error:  # noqa: BLE001 - of any kind, for text that is no grammar
-        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise bad_constraint(f"the GBNF grammar is invalid: {why}") from None
+    check_length(grammar)
+    return lark_of(grammar) if is_gbnf(grammar) else grammar
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return encode_basestring(text)
 
 
 def _in_slashes(regex: str) -> str:

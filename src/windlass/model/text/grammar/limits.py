@@ -7,25 +7,29 @@ same (model/text/isolated).
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
 
+from windlass.foreign import shown
 from windlass.model.text.grammar.compile import bad_constraint
+from windlass.model.text.grammar.room import MAX_NESTING
 
-MAX_NESTING = 100
-"""Of JSON: llguidance's reader takes 128 levels, and some are ours."""
 MAX_DEPTH = 400
 """Schemas and references, one within the other: a worker's stack of 4 MiB ends between 600 and 800."""
 MAX_MULTIPLE = 10_000
 """States of a number's remainder: 25 ms. Their number is the divisor's without its factors 2 and 5, for which the last digits do."""
-MAX_DIGITS = 2**32
-"""Of a divisor, without its decimal point."""
+MAX_DIGITS, MAX_PLACES = 2**32, 20
+"""Of a divisor, without its decimal point, and after it."""
 MAX_QUANTIFIERS = 1_000
 """In one regular expression: up to 0.25 s; the time grows with their square."""
 MAX_REGEX = 20_000
 """Characters."""
+MAX_LARK = 256 * 1024
+"""Characters of a grammar. Those of whole programming languages have 50,000."""
+MAX_WORDS = 50_000
+"""Names, texts, expressions and comments of a grammar. llguidance takes no more symbols than MAX_GRAMMAR_SIZE."""
 MAX_RULES_DEEP = 500
 """Rules that lead to each other: a worker's stack ends between 1,000 and 2,000."""
 MAX_TERMINAL = 10_000
@@ -35,39 +39,22 @@ MAX_TERMINAL = 10_000
 # --- JSON schemas
 
 
-def check_nesting(value: Any) -> None:
-    level: list[Any] = [value]
-    for _ in range(MAX_NESTING):
-        level = [inner for item in level for inner in _within(item)]
-        if not level:
-            return
-    raise bad_constraint(f"the JSON schema is nested more than {MAX_NESTING} levels deep; simplify it")
-
-
 def check_depth(depth: int) -> None:
     if depth > MAX_DEPTH:
         raise bad_constraint(f"the JSON schema leads more than {MAX_DEPTH} levels deep through its references; simplify it")
 
 
-def _within(value: Any) -> Iterable[Any]:
-    """Objects and lists in one."""
-    items: Iterable[Any] = ()
-    if isinstance(value, Mapping):
-        items = cast(Mapping[str, Any], value).values()
-    elif isinstance(value, list):
-        items = cast(list[Any], value)
-    return [item for item in items if isinstance(item, (dict, list))]
-
-
 def is_costly_multiple(divisor: Any) -> bool:
-    if not isinstance(divisor, (int, float)) or isinstance(divisor, bool) or not 0 < divisor < math.inf:
+    if not isinstance(divisor, (int, float)) or isinstance(divisor, bool) or not 0 < divisor < float("inf"):
         return False  # nonsense, which llguidance says
-    digits = divisor
-    while digits != int(digits) and digits < MAX_DIGITS:
-        digits *= 10
-    if digits >= MAX_DIGITS:
+    if divisor >= MAX_DIGITS:
         return True
-    states = int(digits)
+    _, digits, exponent = Decimal(repr(divisor)).as_tuple()
+    if not isinstance(exponent, int) or exponent < -MAX_PLACES:
+        return True
+    states = int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+    if states >= MAX_DIGITS:
+        return True
     for factor in (2, 5):
         while states % factor == 0:
             states //= factor
@@ -81,20 +68,14 @@ def is_costly_regex(regex: str) -> bool:
     return len(regex) > MAX_REGEX or sum(map(regex.count, "?*+{")) > MAX_QUANTIFIERS
 
 
+_OPAQUE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+\]?", re.DOTALL)
+"""Escaped characters and classes."""
+_INNER_ANCHOR = re.compile(r"(?<=[^(|^:)])\^|\$(?=[^)|$])")
+
+
 def has_inner_anchor(regex: str) -> bool:
     """`^` after something, or `$` before something, for which a grammar would have to look around."""
-    before, in_class, place = "", False, 0
-    while place < len(regex):
-        mark = regex[place]
-        if in_class:
-            in_class = mark != "]"
-        elif (mark == "^" and before not in ("", "(", "|", "^", ":", ")")) or (before == "$" and mark not in ")|$"):
-            return True
-        else:
-            in_class = mark == "["
-        before = "\\" if mark == "\\" else mark
-        place += 2 if mark == "\\" else 1
-    return False
+    return ("^" in regex or "$" in regex) and _INNER_ANCHOR.search(_OPAQUE.sub("a", regex)) is not None
 
 
 def check_regex(regex: str) -> None:
@@ -107,18 +88,23 @@ def check_regex(regex: str) -> None:
 # --- grammars in Lark's syntax
 
 _PARTS = re.compile(
-    r"""//[^\n]*|\#[^\n]*  # comments
-    |"(?:\\.|[^"\\\n])*"i?  # text
-    |(?P<regex>/(?:\\.|[^/\\\n])+/[a-z]*)
-    |(?P<json>%json\s*(?=\{))
-    |(?:(?<=\n)|\A)[ \t]*[!?]?(?P<rule>\w+)(?:\[[^\]\n]*\])?(?:\.-?\d+)?[ \t]*(?:\{[^\n}]*\})?[ \t]*:  # a rule begins
-    |(?P<name>[A-Za-z_]\w*)|[?*+]""",
+    r"""//[^\n]*+|\#[^\n]*+  # comments
+    |"(?:\\.|[^"\\\n])*+(?:"i?)?  # text, and what of it is not closed
+    |(?P<regex>/(?:\\.|[^/\\\n])++(?:/[a-z]*+)?)
+    |(?P<json>%json\s*+(?=\{))
+    |(?:(?<=\n)|\A)[ \t]*+[!?]?(?P<rule>\w++)(?:\[[^\]\n]*+\])?(?:\.-?\d++)?[ \t]*+(?:\{[^\n}]*+\}[ \t]*+)?:  # a rule begins
+    |(?P<name>[A-Za-z_]\w*+)|[?*+]""",
     re.VERBOSE,
 )
+"""Nothing in it is tried twice: a quantifier gives nothing back."""
+
+
+_JSON = json.JSONDecoder()
 
 
 def check_lark(grammar: str) -> list[Any]:
     """The JSON schemas in it, which have limits of their own."""
+    check_length(grammar)
     rules, schemas = _lark_rules(grammar)
     terminals = {name for name in rules if name.upper() == name}
     depths, sizes = dict[str, int](), dict[str, int]()
@@ -135,13 +121,21 @@ def check_lark(grammar: str) -> list[Any]:
     return schemas
 
 
+def check_length(grammar: str) -> None:
+    if len(grammar) > MAX_LARK:
+        raise bad_constraint(f"the grammar is longer than {MAX_LARK:,} characters; simplify it")
+
+
 def _lark_rules(grammar: str) -> tuple[dict[str, list[str]], list[Any]]:
     """Rules -> their parts, names of others among them; and JSON schemas."""
     rules: dict[str, list[str]] = {"": []}
     schemas: list[Any] = []
     at, current = 0, rules[""]
+    num_words = 0
     while (found := _PARTS.search(grammar, at)) is not None:
-        at = found.end()
+        at, num_words = found.end(), num_words + 1
+        if num_words > MAX_WORDS:
+            raise bad_constraint(f"the grammar has more than {MAX_WORDS:,} words and marks; simplify it")
         if found["rule"]:
             current = rules.setdefault(found["rule"], [])
         elif found["json"]:
@@ -156,11 +150,11 @@ def _lark_rules(grammar: str) -> tuple[dict[str, list[str]], list[Any]]:
 
 def _json_at(text: str, start: int) -> tuple[Any, int]:
     try:
-        return json.JSONDecoder().raw_decode(text, start)
+        return _JSON.raw_decode(text, start)
     except RecursionError:
         raise bad_constraint(f"the JSON schema is nested more than {MAX_NESTING} levels deep; simplify it") from None
-    except ValueError:
-        return None, start  # llguidance says what is wrong with it
+    except ValueError as error:
+        raise bad_constraint(f"a JSON schema in the grammar is no JSON: {shown(error)}") from None
 
 
 def _innermost_first(rules: Mapping[str, list[str]]) -> Iterator[str]:

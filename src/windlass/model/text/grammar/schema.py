@@ -15,10 +15,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
+from windlass.foreign import shown
 from windlass.model.text.grammar.compile import bad_constraint
 from windlass.model.text.grammar.exclusive import Exclusion
-from windlass.model.text.grammar.limits import check_depth, check_nesting, has_inner_anchor, is_costly_multiple, is_costly_regex
-from windlass.model.text.grammar.references import Place, References
+from windlass.model.text.grammar.guard import looking
+from windlass.model.text.grammar.limits import check_depth, has_inner_anchor, is_costly_multiple, is_costly_regex
+from windlass.model.text.grammar.references import MAX_NAME, Place, References, Way
+from windlass.model.text.grammar.room import Room
 
 UNENFORCED = frozenset(
     """uniqueItems not if then else contains minContains maxContains dependentRequired dependentSchemas dependencies propertyNames
@@ -51,31 +54,38 @@ MAX_SCHEMAS = 10_000
 """Schemas within one. A grammar of as many parts is too large for llguidance."""
 
 
-MAX_KEPT, MAX_KEPT_CHARACTERS = 64, 32_768
+MAX_LEFT_OUT = 64
+"""Names; beyond them, one more of every keyword."""
+MAX_KEPT, MAX_KEPT_CHARACTERS = 32, 32_768
 
 
 class EnforceableSchema(NamedTuple):
     schema: Any
     """What a grammar enforces. A `oneOf` is enforced as `anyOf`."""
     left_out: tuple[str, ...]
-    """Keywords that it cannot, with their place: `properties.tags.uniqueItems`."""
+    """Keywords that it cannot, with their place: `properties.tags.uniqueItems`. Each keyword is there, not each place of it."""
 
 
-def enforceable(schema: Any) -> EnforceableSchema:
-    """BadInput: no grammar can be made of it."""
-    check_nesting(schema)
-    if not isinstance(schema, dict):
-        return EnforceableSchema(schema, ())
-    return _Reduction(cast(dict[str, Any], schema)).result()
+def enforceable(schema: Any, room: Room | None = None) -> EnforceableSchema:
+    """BadInput: no grammar can be made of it. `room`: that several schemas share."""
+    with looking():
+        (room or Room()).take(schema)
+        return _Reduction(cast(dict[str, Any], schema)).result() if isinstance(schema, dict) else EnforceableSchema(schema, ())
 
 
 def enforceable_text(text: str) -> EnforceableSchema:
     """Of JSON. A request asks twice, and requests often have the same schema."""
-    return _kept(text) if len(text) <= MAX_KEPT_CHARACTERS else enforceable(_parsed(text))
+    return (_kept if len(text) <= MAX_KEPT_CHARACTERS else _last)(text)
 
 
 @lru_cache(MAX_KEPT)
 def _kept(text: str) -> EnforceableSchema:
+    return enforceable(_parsed(text))
+
+
+@lru_cache(1)
+def _last(text: str) -> EnforceableSchema:
+    """Of any size."""
     return enforceable(_parsed(text))
 
 
@@ -84,6 +94,8 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise bad_constraint("the JSON schema is nested too deeply; simplify it") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise bad_constraint(f"the JSON schema cannot be read: {shown(error)}") from None
 
 
 class _Reduction:
@@ -91,8 +103,12 @@ class _Reduction:
         self._root, self._references = root, References(root)
         self._exclusion = Exclusion(self._references.target)
         self._left_out: list[str] = []
-        self._without: dict[int, tuple[str, ...]] = {}
+        self._named: set[str] = set()
+        """Keywords in it."""
+        self._without: dict[int, frozenset[str]] = {}
         """By their id, schemas that lose keywords."""
+        self._patterns: dict[int, list[str]] = {}
+        """And schemas that lose some of their `patternProperties`."""
 
     def result(self) -> EnforceableSchema:
         unions: list[Place] = []
@@ -101,13 +117,15 @@ class _Reduction:
             if given:
                 self._note(place, given)
                 unions += [place] if "oneOf" in given else []
-        self._left_out += [_joined(place.path, "oneOf") for place in unions if not self._exclusion.is_exclusive(place.schema)]
+        for place in unions:
+            if not self._exclusion.is_exclusive(place.schema):
+                self._leave_out(place, "oneOf")
         kept = self._copied(self._root) if self._without else self._root
         return EnforceableSchema(kept, tuple(self._left_out))
 
     def _schemas(self) -> Iterator[Place]:
         """Every schema within the root, once: depth first, and what is referred to where it is, as llguidance does. Then definitions."""
-        waiting, seen = [self._references.root], set[int]()
+        waiting, seen, known = [self._references.root], set[int](), {id(self._root)}
         later: list[Place] = []
         while waiting or later:
             place = waiting.pop() if waiting else later.pop()
@@ -115,31 +133,36 @@ class _Reduction:
                 continue
             seen.add(id(place.schema))
             check_depth(place.depth)
-            if len(seen) > MAX_SCHEMAS:
-                raise bad_constraint(f"the JSON schema has more than {MAX_SCHEMAS:,} schemas in it; simplify it")
             self._references.is_bundle |= place.document is not self._root
             yield place
-            inner = list(_inner(place))
-            waiting += [found for key, found in reversed(inner) if key not in DEFINITIONS]
-            later += [found for key, found in inner if key in DEFINITIONS]
+            inner: list[Place] = []
+            for key, found in _inner(place):
+                (later if key in DEFINITIONS else inner).append(found)
+                _count(known, found)
+            waiting += reversed(inner)
             if "$ref" in place.schema and (referred := self._references.place(place)) is not None:
+                _count(known, referred)
                 waiting.append(referred)
 
     def _note(self, place: Place, given: list[str]) -> None:
-        names = tuple(self._unenforced(place.schema, given))
-        if names or not HARMLESS.keys().isdisjoint(given) or _is_otherwise(place.schema):
-            self._without[id(place.schema)] = (*names, *HARMLESS)
-        self._left_out += [_joined(place.path, name) for name in names]
+        names = [name for name in given if self._is_lost(place.schema, name)]
+        patterns = _unsupported_patterns(place.schema)
+        if patterns:
+            self._patterns[id(place.schema)] = patterns
+        if names or patterns or not HARMLESS.keys().isdisjoint(given) or _is_otherwise(place.schema):
+            self._without[id(place.schema)] = frozenset((*names, *HARMLESS))
+        for name in names:
+            self._leave_out(place, name)
+        for pattern in patterns:
+            self._leave_out(place, "patternProperties", f".{shown(pattern, MAX_NAME)}")
 
-    def _unenforced(self, schema: Mapping[str, Any], given: list[str]) -> Iterator[str]:
-        for key in given:
-            value = schema[key]
-            if self._is_unenforced(key, value) or (key in NUM_PROPERTIES and not _can_count(schema)):
-                yield key
-            elif key == "patternProperties" and isinstance(value, Mapping):
-                for pattern in cast(Mapping[str, Any], value):
-                    if _is_unsupported(pattern):
-                        yield f"{key}.{pattern}"
+    def _leave_out(self, place: Place, keyword: str, more: str = "") -> None:
+        if len(self._left_out) < MAX_LEFT_OUT or keyword not in self._named:
+            self._named.add(keyword)
+            self._left_out.append(f"{place.path}.{keyword}{more}".removeprefix("."))
+
+    def _is_lost(self, schema: Mapping[str, Any], key: str) -> bool:
+        return self._is_unenforced(key, schema[key]) or (key in NUM_PROPERTIES and not _can_count(schema))
 
     def _is_unenforced(self, key: str, value: Any) -> bool:
         if key in UNENFORCED:
@@ -155,7 +178,7 @@ class _Reduction:
         return key in COUNTS and isinstance(value, (int, float)) and value >= MAX_COUNT
 
     def _copied(self, value: Any) -> Any:
-        """Recursion is no danger here: `check_nesting` has been passed."""
+        """Recursion is no danger here: it is not nested deeply."""
         if isinstance(value, list):
             return [self._copied(item) for item in cast(list[Any], value)]
         if not isinstance(value, dict):
@@ -169,9 +192,7 @@ class _Reduction:
             copied["$ref"] = quoted
         if "$schema" in copied:
             copied["$schema"] = standard_draft(copied["$schema"])
-        lost = [
-            copied["patternProperties"].pop(name.partition(".")[2]) for name in names if name.startswith("patternProperties.")
-        ]
+        lost = [copied["patternProperties"].pop(pattern) for pattern in self._patterns.get(id(given), ())]
         if lost and copied.get("additionalProperties") is False:  # what matched the patterns must have a place
             copied["additionalProperties"] = {"anyOf": lost}
         return copied
@@ -180,25 +201,24 @@ class _Reduction:
 def _inner(place: Place) -> Iterator[tuple[str, Place]]:
     """Schemas directly within one, and the keyword that each belongs to."""
     for key, value in place.schema.items():
-        if key not in HOLDERS:
-            continue
-        where = _joined(place.path, key)
-        if isinstance(value, dict):
-            inner = cast(dict[str, Any], value)
-            if key in SINGLE:
-                yield key, place.within(where, inner)
-                continue
-            for name, item in inner.items():
+        if key in HOLDERS:
+            for way, item in _held(key, value):
                 if isinstance(item, dict):
-                    yield key, place.within(f"{where}.{name}", cast(dict[str, Any], item))
-        elif isinstance(value, list):
-            for number, item in enumerate(cast(list[Any], value)):
-                if isinstance(item, dict):
-                    yield key, place.within(f"{where}[{number}]", cast(dict[str, Any], item))
+                    yield key, place.within(way, cast(dict[str, Any], item))
 
 
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _held(key: str, value: Any) -> Iterator[tuple[Way, Any]]:
+    if isinstance(value, dict):
+        inner = cast(dict[str, Any], value)
+        yield from [((key,), inner)] if key in SINGLE else (((key, name), item) for name, item in inner.items())
+    elif isinstance(value, list):
+        yield from (((key, number), item) for number, item in enumerate(cast(list[Any], value)))
+
+
+def _count(known: set[int], place: Place) -> None:
+    known.add(id(place.schema))
+    if len(known) > MAX_SCHEMAS:
+        raise bad_constraint(f"the JSON schema has more than {MAX_SCHEMAS:,} schemas in it; simplify it")
 
 
 def _is_otherwise(schema: Mapping[str, Any]) -> bool:
@@ -224,7 +244,16 @@ def _can_count(schema: Mapping[str, Any]) -> bool:
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return True  # nonsense, which llguidance says
     is_merged = any(key in schema for key in ("$ref", "allOf", "anyOf", "oneOf"))
-    return not is_merged and all(name in required for name in cast(Mapping[str, Any], properties))
+    needed = {name for name in cast(list[Any], required) if isinstance(name, str)}
+    return not is_merged and needed.issuperset(cast(Mapping[str, Any], properties))
+
+
+def _unsupported_patterns(schema: Mapping[str, Any]) -> list[str]:
+    """Of its `patternProperties`."""
+    found = schema.get("patternProperties")
+    return (
+        [pattern for pattern in cast(Mapping[str, Any], found) if _is_unsupported(pattern)] if isinstance(found, Mapping) else []
+    )
 
 
 def _is_unsupported(pattern: str) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal, cast
+
+from msgspec.structs import replace
 
 from windlass.core.model import Frozen
 from windlass.core.request import Constraint, tool_name
 from windlass.errors import BadInput
 from windlass.model.text.grammar.call_forms import CALLS, CallForm, ToolSchema
 from windlass.model.text.grammar.grammar import ANYTHING, Grammar
+from windlass.model.text.grammar.guard import looking
 from windlass.model.text.parse.styles import BARE_JSON, CHANNELS, PLAIN, style_tags
 
 Reasons = Literal["never", "first", "already"]
@@ -33,6 +37,27 @@ class OutputSpec(Frozen):
 
 def answer_grammar(spec: OutputSpec, special: Mapping[str, int]) -> str:
     """Empty: the output is unconstrained."""
+    for known, marks, grammar in tuple(_LATELY):
+        if _is_same(known, spec) and marks == special:
+            return grammar
+    with looking():
+        grammar = _answer_grammar(spec, special)
+    if grammar:
+        _LATELY.append((spec, special, grammar))
+    return grammar
+
+
+_LATELY: deque[tuple[OutputSpec, Mapping[str, int], str]] = deque(maxlen=2)
+"""The choices of a request come one after another, up to 256 of them, and all have the same grammar."""
+
+
+def _is_same(one: OutputSpec, other: OutputSpec) -> bool:
+    """Without a look into what may be large."""
+    rest = {"constraint": None, "tools": ()}
+    return one.constraint is other.constraint and one.tools is other.tools and replace(one, **rest) == replace(other, **rest)
+
+
+def _answer_grammar(spec: OutputSpec, special: Mapping[str, int]) -> str:
     must_call = spec.tool_choice not in ("auto", "none")
     may_call = spec.style in CALLS and bool(spec.tools) and spec.tool_choice != "none"
     if must_call and not may_call:

@@ -19,7 +19,7 @@ from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.completions import CompletionRequest
 from windlass.wire.schema.errors import ApiError, unsupported
 from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.server.requests import chat_to_request, completion_to_requests, expand_n
+from windlass.wire.server.requests import chat_to_request, completion_to_requests, expand_n, naming_params
 from windlass.wire.server.responses import ChatStream, CompletionStream, Echo, chat_response, completion_response, new_envelope
 
 WriteResponse = Callable[[Sequence[Sequence[Delta]]], bytes]
@@ -93,7 +93,8 @@ def chat_requests(service: Service, body: ChatRequest, caller: Caller, adapter: 
     """A chat of any API, without the writer of its response."""
     request = chat_to_request(body, service.limits)
     owner = caller.owner(body.user or body.safety_identifier)
-    notes = SchemaNotes(request)
+    with naming_params(body):
+        notes = SchemaNotes(request)
     requests = [_with_owner(one, service, caller, owner, adapter, body.model) for one in expand_n(request, body.n or 1)]
     headers = [*notes.headers, *_tool_header(service, request)]
     return GenerationJob(body, requests, _no_writer, tuple(headers), notes.verdict)
@@ -122,7 +123,8 @@ def completion_requests(service: Service, body: CompletionRequest, caller: Calle
     requests = [
         _with_owner(one, service, caller, owner, adapter, body.model) for one in completion_to_requests(body, service.limits)
     ]
-    notes = SchemaNotes(requests[0])
+    with naming_params(body):
+        notes = SchemaNotes(requests[0])
     return GenerationJob(body, requests, _no_writer, tuple(notes.headers), notes.verdict)
 
 

@@ -169,7 +169,8 @@ class BatchRunner:
     async def _answer_by(self, service: Service, raw: bytes, url: str, key: int) -> Any:
         job = None
         try:
-            job = cheap(self._endpoints[url](service, raw, Caller(key=key, address=SHARE)))
+            caller = Caller(key=key, address=SHARE)
+            job = cheap(await service.body_reader.parsed(raw, lambda raw: self._endpoints[url](service, raw, caller)))
             held = service.quotas.holding(key, expected_tokens(job, len(raw)))
             with held, service.admitted(len(job.requests), SHARE, is_timed=False):
                 return await self._generate(service, job, key)

@@ -15,7 +15,8 @@ from windlass.tasks.serve.http.asgi import ClientDisconnected, request_header
 UNCOUNTED_BYTES = 64 * 1024
 """The first bytes of every body do not count towards the total, so slow senders of large bodies cannot block ordinary requests."""
 RETRY_SECONDS = 1
-LARGE_BYTES = 256 * 1024
+LARGE_BYTES = 64 * 1024
+"""Parsed in a thread: the schema of a smaller one is looked at within some 20 ms."""
 Parsed = TypeVar("Parsed")
 
 
