@@ -97,3 +97,9 @@ def test_special_tokens_may_be_objects() -> None:
         "bos_token": "<s>",
         "eos_token": "</s>",
     }
+
+
+@pytest.mark.parametrize("template", ["{% break %}", "{% continue %}", "{% for %}"])
+def test_a_template_that_is_none_is_said(template: str) -> None:
+    with pytest.raises(BadInput, match="the chat template is invalid"):
+        render_chat(template, [])

@@ -247,7 +247,7 @@ class TestSmolLM2:
         client: Any = smollm2_server.client
         tokenize, begun, ended = client.tokenize, threading.Event(), threading.Event()
 
-        async def noted(text: Any) -> list[int]:
+        async def noted(text: Any, owner: str = "") -> list[int]:
             begun.set()
             try:
                 return await tokenize(text)

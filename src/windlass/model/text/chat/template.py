@@ -89,7 +89,7 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _compiled(template: str, marked: bool) -> jinja2.Template:
     try:
         return _environment(marked).from_string(template)
-    except (_jinja().TemplateError, RecursionError) as error:
+    except (_jinja().TemplateError, RecursionError, SyntaxError) as error:  # a `break` outside of a loop
         raise BadInput(f"the chat template is invalid: {_first_line(error)}") from None
 
 
