@@ -397,5 +397,5 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_request(monkeypatch: pytes
 
 def test_a_grammar_that_would_take_seconds_is_refused() -> None:
     with pytest.raises(BadInput, match="too big") as found:
-        TEXTUAL.guides.matcher(words_grammar(0, 50_000), ())
+        TEXTUAL.guides.matcher(words_grammar(0, 32_000), ())
     assert found.value.field == "constraint"

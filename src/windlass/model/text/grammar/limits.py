@@ -26,7 +26,7 @@ MAX_QUANTIFIERS = 1_000
 """In one regular expression: up to 0.25 s; the time grows with their square."""
 MAX_REGEX = 20_000
 """Characters."""
-MAX_LARK = 256 * 1024
+MAX_LARK = 512 * 1024
 """Characters of a grammar. Those of whole programming languages have 50,000."""
 MAX_WORDS = 50_000
 """Names, texts, expressions and comments of a grammar. llguidance takes no more symbols than MAX_GRAMMAR_SIZE."""
