@@ -21,9 +21,10 @@ from hypothesis import settings
 
 pytest_plugins = ("time_limits",)
 
-# Under nohup, or in the background of a script, SIGINT is ignored, and every process that a test starts would inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# In the background of a script SIGINT is ignored, under nohup SIGHUP, and every process that a test starts would inherit that.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Containers often set this; hundreds of processes are started here, and each would compile all of windlass for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
