@@ -15,7 +15,7 @@ for folder in (str(TESTS), str(HERE)):
         sys.path.insert(0, folder)
 
 
-from serving import Running, running  # noqa: E402
+from serving import Running, post, running  # noqa: E402
 
 from subprocesses import lasting  # noqa: E402
 from waiting import hear_interrupts  # noqa: E402
@@ -40,4 +40,7 @@ def smollm2_server(smollm2: Path) -> Generator[Running]:
     with ExitStack() as stack:
         with lasting():
             server = stack.enter_context(running(lambda: open_client(launch), model="smollm2", stuck_seconds=60.0))
+            # The processes for templates and grammars start with the first of each.
+            asked = {"messages": [{"role": "user", "content": "Hi"}], "response_format": {"type": "json_object"}, "max_tokens": 1}
+            assert post(f"{server.url}/v1/chat/completions", json=asked).status_code == 200
         yield server
