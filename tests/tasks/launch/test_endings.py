@@ -99,9 +99,9 @@ def _node(does: str) -> str:
 
 
 def test_the_stand_in_is_given_what_the_script_says(tmp_path: Path) -> None:
-    script = Script(tmp_path, TRAINING, 'echo "$folder $run $node" > "$run/said-$node"')
+    script = Script(tmp_path, TRAINING, 'printf "%s\\n" "$folder" "$run" "$node" > "$run/said-$node"')
     assert script.to_its_end() == 0
-    assert (script.run / "said-1").read_text().split() == [str(script.folder), str(script.run), "1"]
+    assert (script.run / "said-1").read_text().splitlines() == [str(script.folder), str(script.run), "1"]
 
 
 # --- several nodes

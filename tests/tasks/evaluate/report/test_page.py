@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,17 @@ from typing import Any
 import pytest
 from scripted import settings_for, sums
 
+from browser import NEEDED, chromium
 from waiting import HUNG_SECONDS
 from windlass.tasks.evaluate.report.page import page
 from windlass.tasks.evaluate.report.report import ModelRun, build, measure
 from windlass.tasks.evaluate.run.records import Record
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+CHROMIUM = chromium()
 pytestmark = [
     pytest.mark.pure,
     pytest.mark.multi,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason=NEEDED),
 ]
 EVIL = "</script><img src=x onerror=\"document.title='evil'\">"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import shutil
 import socket
 import threading
 from collections.abc import AsyncGenerator, Iterator
@@ -14,15 +13,16 @@ from typing import Any
 
 import pytest
 
+from browser import NEEDED, chromium
 from waiting import HUNG_SECONDS, until
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Stats, Timings, Usage
 
 uvicorn = pytest.importorskip("uvicorn")
 playwright_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+CHROMIUM = chromium()
 MARKS = [
     pytest.mark.pure,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason=NEEDED),
 ]
 
 expect = playwright_api.expect
