@@ -26,7 +26,7 @@ import msgspec
 from windlass.core.ranks.frames import read_frame, write_frame
 from windlass.errors import Error
 from windlass.model.text.isolated.jobs import Answer, Task, done, prepare
-from windlass.model.text.isolated.limits import limit_memory, size_bytes
+from windlass.model.text.isolated.limits import limit_memory, size_bytes, yield_to_others
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -45,8 +45,6 @@ MAX_KEPT_BYTES = 64 * 2**20
 """A worker that has grown by more is replaced."""
 STACK_BYTES = 4 * 2**20
 """Less than an engine's thread has that compiles a grammar again (runtime/engine/sample/grammar.py)."""
-NICENESS = 15
-"""Of slow work: others come first."""
 
 
 class Vocabulary(msgspec.Struct):
@@ -120,7 +118,7 @@ def _cpu_limit(seconds: float) -> Generator[None]:
 def _work(connection: socket.socket, tokenizer: LLTokenizer | Error | None, is_slow: bool) -> NoReturn:
     try:
         if is_slow:
-            os.nice(NICENESS)
+            yield_to_others()
         threading.stack_size(STACK_BYTES)
         thread = threading.Thread(target=_serve, args=(connection, tokenizer))
         thread.start()

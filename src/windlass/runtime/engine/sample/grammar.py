@@ -6,7 +6,6 @@ Grammars are compiled in the engine process, for the tokenizer that the client s
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from windlass.core.client import Busy
 from windlass.model.text.grammar.compile import bad_constraint, compile_grammar, grammar_tokenizer, reason
+from windlass.model.text.isolated.limits import yield_to_others
 from windlass.runtime.engine.protocol import TokenizerData
 from windlass.runtime.machine.memory import process_memory
 
@@ -37,8 +37,6 @@ MASK_SECONDS_PER_TOKEN = 0.002
 MAX_QUEUED = 1000
 MAX_QUEUED_CHARACTERS = 500_000
 """Of all grammars that wait to be compiled: about a second of work."""
-NICENESS = 15
-"""Of the thread for grammars that take long. The lock of Python is not held meanwhile."""
 STACK_BYTES = 32 * 2**20
 """Of the thread that compiles: more than a worker has, which has compiled the same."""
 
@@ -144,7 +142,7 @@ class GrammarCompiler:
         self._num_waiting: dict[str, int] = {}
         """Grammar that is not compiled yet -> how many requests wait for it."""
         self._threads: dict[bool, ThreadPoolExecutor] = {}
-        """Whether it is for grammars that take long -> a thread."""
+        """Whether it is for grammars that take long -> a thread. Python's lock is not held while one is compiled."""
 
     def set_tokenizer(self, vocabulary: TokenizerData) -> None:
         self._vocabulary, self._tokenizer = vocabulary, None
@@ -177,7 +175,7 @@ class GrammarCompiler:
         if len(self._num_waiting) >= MAX_QUEUED or (queued and queued + len(grammar) > MAX_QUEUED_CHARACTERS):
             raise Busy("too many grammars are being compiled; retry in a moment")
         if is_slow not in self._threads:
-            self._threads[is_slow] = ThreadPoolExecutor(1, "windlass-grammars", _yield_to_others if is_slow else None)
+            self._threads[is_slow] = ThreadPoolExecutor(1, "windlass-grammars", yield_to_others if is_slow else None)
         before = threading.stack_size(STACK_BYTES)  # its thread starts with the first grammar
         self._compiled[grammar] = future = self._threads[is_slow].submit(self._compile, grammar)
         threading.stack_size(before)
@@ -223,11 +221,6 @@ class GrammarCompiler:
                 raise bad_constraint("constrained output needs the model's tokenizer, and this engine was not sent it")
             self._tokenizer = grammar_tokenizer(self._vocabulary.tokenizer_json, self._vocabulary.stop_token_ids)
         return self._tokenizer
-
-
-def _yield_to_others() -> None:
-    """Linux has a priority for each thread."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def num_words(num_tokens: int) -> int:
