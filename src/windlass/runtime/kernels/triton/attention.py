@@ -301,7 +301,10 @@ def _shaped(args: AttentionArgs, keys: Tensor, latent: int) -> _Shape:
     wide = max(16, triton.next_power_of_2(sizes[0]))
     single = rows == sequences
     # Queries times heads, and tokens per iteration: what registers and 99 KB of shared memory hold.
-    most = 16 if exact else 64 if wide <= 128 else 32
+    # Triton 3.6 on Hopper gives wrong results where 64 rows are multiplied with keys in two parts that do not come from memory as they are:
+    # codes of fp8, and rows that no page aligns.
+    is_wrong_in_64 = sizes[1] > 0 and (cache is None or cache.scales is not None)
+    most = 16 if exact else 64 if wide <= 128 and not is_wrong_in_64 else 32
     block = max(16, min(most, triton.next_power_of_2(group))) if single else most
     tokens = 32 if exact or wide > 128 else 64
     heads = min(group, block)
