@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -73,3 +75,11 @@ def test_the_changelog_knows_this_version() -> None:
     from windlass import __version__
 
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_git_ignores_nothing_of_the_package() -> None:
+    """Wheels leave out what git ignores, also what is tracked: the bundled model's weights, say, whose suffix is ignored elsewhere."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no git checkout")
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--ignored", "--exclude-standard", "src"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
