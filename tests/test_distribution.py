@@ -79,7 +79,10 @@ def test_the_changelog_knows_this_version() -> None:
 
 def test_git_ignores_nothing_of_the_package() -> None:
     """Wheels leave out what git ignores, also what is tracked: the bundled model's weights, say, whose suffix is ignored elsewhere."""
-    if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        pytest.skip("no git checkout")
+    if shutil.which("git") is None:
+        pytest.skip("no git")
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--ignored", "--exclude-standard", "src"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"no checkout that git reads: {found.stderr.strip()}")
+    assert found.stdout == ""
